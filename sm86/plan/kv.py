@@ -1,0 +1,71 @@
+"""DeepSeek-V4's hybrid KV cache, to the block, as vLLM 0.26.0 counts it.
+
+All layers share one pool of block ids; an id costs the same whichever group takes it. The model
+reproduces what real boots of vLLM 0.26.0 printed (1791 blocks seat 393216 tokens at m = 512, 1790 do
+not) and the published rig's facts (1760 blocks too few, 1792 enough).
+
+Source of the formulas: vLLM 0.26.0 `v1/core/kv_cache_utils.py` and `v1/kv_cache_interface.py`; the
+group sizes follow from the model's `compress_ratios` (2 layers with a sliding window only, 21 with a
+4-fold and 20 with a 128-fold compression).
+
+Terms: L = context in tokens; m = tokens that may be scheduled before the first one is freed
+(max_num_batched_tokens, twice that with asynchronous scheduling).
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+BLOCK_TOKENS = 256
+"""Tokens in one block of the uncompressed coordinate; the only block size these counts hold for."""
+
+POOL_BYTES_PER_BLOCK = 22 * 37440 + 21 * 8640 + 20 * 1728
+"""Bytes one block id costs on every GPU: 1,039,680."""
+
+PAGE_BYTES_CHARGED = 22 * (37440 + 8640 + 1728)
+"""Bytes vLLM's start-up check charges for one page: 1,051,776, 1.2 % more than it costs."""
+
+BLOCK_STEP = 32
+"""Overrides are multiples of this: the published rig moved in such steps (1760 = 55 x 32, 1792 = 56 x 32)."""
+
+
+def scheduled_tokens(max_num_batched_tokens: int, async_scheduling: bool) -> int:
+    """m: tokens in flight before anything is freed (one batch; two with asynchronous scheduling)."""
+    return max_num_batched_tokens * (2 if async_scheduling else 1)
+
+
+def window_pages(context: int, m: int) -> int:
+    """Pages of the sliding-window and compressor-state groups for one sequence that is still prefilling."""
+    return (
+        2 * (ceil(min(127 + m, context) / 64) + 1)
+        + (ceil(min(7 + m, context) / 4) + 1)
+        + (ceil(min(127 + m, context) / 8) + 1)
+    )
+
+
+def engine_minimum_blocks(context: int, m: int) -> int:
+    """The fewest blocks with which vLLM's start-up check lets one sequence of `context` tokens pass."""
+    pages = ceil(context / BLOCK_TOKENS) + window_pages(context, m)
+    return ceil(pages * PAGE_BYTES_CHARGED / POOL_BYTES_PER_BLOCK)
+
+
+def resident_blocks(context: int, sequences: int, m: int) -> int:
+    """Blocks with which `sequences` sequences of `context` tokens all stay resident.
+
+    All but the last decode while the last one still prefills, which is the fullest moment of a run of
+    equal sequences. A decoding sequence is counted with two tokens in flight: at a page boundary the
+    next page is taken before the old one is freed. One more block is the null block.
+    """
+    full = sequences * ceil(context / BLOCK_TOKENS)
+    decoding = (sequences - 1) * window_pages(context, 2)
+    return full + decoding + window_pages(context, m) + 1
+
+
+def needed_blocks(context: int, sequences: int, m: int) -> int:
+    """The fewest blocks an envelope can do with: what the engine demands, and what its sequences occupy."""
+    return max(engine_minimum_blocks(context, m), resident_blocks(context, sequences, m))
+
+
+def block_override(context: int, sequences: int, m: int) -> int:
+    """`num_gpu_blocks_override` for an envelope: what it needs, in steps of BLOCK_STEP."""
+    return ceil(needed_blocks(context, sequences, m) / BLOCK_STEP) * BLOCK_STEP

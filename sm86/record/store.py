@@ -1,0 +1,45 @@
+"""Records on disk: results/<envelope>/<UTC>-<kind>.json, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sm86.errors import CouldNotRun
+from sm86.files import write_atomic
+from sm86.record.schema import Record, from_json
+
+RESULTS_DIR = Path("results")
+
+
+def record_path(record: Record, results: Path = RESULTS_DIR) -> Path:
+    """Where the record belongs: the time is UTC to the second, then the kind."""
+    return results / record.envelope / f"{record.started:%Y%m%dT%H%M%SZ}-{record.kind}.json"
+
+
+def save(record: Record, results: Path = RESULTS_DIR) -> Path:
+    """Write the record and return its path; a second one of the same second and kind gets a number."""
+    path = record_path(record, results)
+    serial = 1
+    while path.exists():
+        serial += 1
+        path = record_path(record, results).with_suffix(f".{serial}.json")
+    write_atomic(path, json.dumps(record.to_json(), indent=2, ensure_ascii=False) + "\n")
+    return path
+
+
+def load(path: Path) -> Record:
+    """The record in a file; CouldNotRun when it is missing, not JSON or not a record of this version."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CouldNotRun(f"cannot read {path}: {error.strerror}", "give a file from results/") from None
+    except ValueError:
+        raise CouldNotRun(f"{path} is not JSON", "give a file from results/") from None
+    return from_json(values, str(path))
+
+
+def latest(envelope: str, kind: str, results: Path = RESULTS_DIR) -> Record | None:
+    """The newest record of that kind for the envelope; None where there is none."""
+    paths = sorted((results / envelope).glob(f"*-{kind}*.json"))
+    return load(paths[-1]) if paths else None
