@@ -1,0 +1,26 @@
+"""What the images are called: the one place that names them."""
+
+from __future__ import annotations
+
+from sm86.spec.load import load_pins
+
+TARGETS = ("gpu", "cpu")
+"""Targets of the Dockerfile that end in a server: for a rig, and for the embedded default."""
+
+OFFICIAL_BASE = "python:3.12.12-slim-bookworm"
+"""The base image where a registry answers."""
+
+OFFLINE_BASE = "sm86-base:bookworm"
+"""The base image made from Debian packages where none does; Debian's own Python."""
+
+
+def target_of(engine: str) -> str:
+    """The Dockerfile target that serves an envelope's engine ("cuda" or "cpu")."""
+    return "cpu" if engine == "cpu" else "gpu"
+
+
+def image_name(target: str) -> str:
+    """The name and tag an image of that target gets: the tag is the version of the vLLM inside."""
+    if target == "cpu":
+        return f"sm86-vllm-cpu:{load_pins().version('cpu-vllm')}"
+    return f"sm86-vllm:{load_pins().version('vllm')}"
