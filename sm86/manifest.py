@@ -48,9 +48,13 @@ class Entry:
 def format_value(value: Value) -> str:
     """One line of text that `parse_value` gives back; numbers, booleans and None become their text."""
     if isinstance(value, (list, tuple, dict)):
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=isinstance(value, dict))
-    text = {True: "true", False: "false", None: "none"}.get(value, str(value)) if not isinstance(value, str) else value
-    if not text or text[0] in '[{"' or text != text.strip() or any(not c.isprintable() for c in text):
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        # line separators such as U+0085 are legal inside JSON, but would break the line in two
+        return text if text.isprintable() else json.dumps(value, separators=(",", ":"))
+    if value is None or isinstance(value, bool):
+        return {True: "true", False: "false", None: "none"}[value]
+    text = str(value)
+    if not text or text[0] in '[{"' or text != text.strip() or not text.isprintable():
         return json.dumps(text)
     return text
 

@@ -24,7 +24,10 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """What `vllm serve` is told. Lengths in tokens; `num_gpu_blocks_override` in KV blocks, None where the engine sizes its pool."""
+    """What `vllm serve` is told. Lengths in tokens.
+
+    num_gpu_blocks_override: size of the KV pool in blocks; None where the engine sizes its pool itself.
+    """
 
     served_model_name: str
     context: int
@@ -66,7 +69,7 @@ class Boot:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """How the envelope is measured: tokens each sequence decodes, prompt length (0: what the context leaves), repeats."""
+    """How it is measured: tokens each sequence decodes, repeats, prompt tokens (0: what the context leaves)."""
 
     decode_tokens: int
     repeats: int

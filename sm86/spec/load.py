@@ -28,9 +28,7 @@ def load_pins() -> Pins:
     pins = {}
     for name, values in read_toml(path).items():
         table = Table(values, f"{path.name}: {name}")
-        pins[name] = Pin(
-            name, table.text("version"), table.text("source"), table.text("distribution", default=name)
-        )
+        pins[name] = Pin(name, table.text("version"), table.text("source"), table.text("distribution", default=name))
         table.finish()
     return Pins(pins)
 

@@ -20,7 +20,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise CouldNotRun(f"cannot read {path}: {error}", "it must be a readable UTF-8 text file") from None
     except tomllib.TOMLDecodeError as error:
-        raise CouldNotRun(f"{path} is not valid TOML: {error}", "mend that line; https://toml.io has the syntax") from None
+        raise CouldNotRun(
+            f"{path} is not valid TOML: {error}", "mend that line; https://toml.io has the syntax"
+        ) from None
 
 
 class Table:
