@@ -1,0 +1,293 @@
+"""The one gateway to the Docker engine: every question to it goes through here, and every failure is typed.
+
+What is knowingly not covered: engines other than Docker's own (podman's socket answers most of this,
+untested), Swarm, and engines on another machine (`local_only` refuses them).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sm86.errors import CouldNotRun
+from sm86.host.containers import (
+    ContainerFacts,
+    Death,
+    EngineFacts,
+    ImageFacts,
+    container_facts,
+    deaths_of,
+    engine_facts,
+    image_facts,
+)
+
+MINIMUM_API = (1, 41)
+"""Docker Engine 20.10, the oldest that the Compose files and the image build were seen to work with."""
+
+ANSWER_WITHIN_S = 15.0
+"""A healthy engine answers in milliseconds; a busy one (a build, a pull) was seen to take seconds."""
+
+LOCAL_ENGINE_HINT = "or use --engine local, which needs no Docker"
+
+
+class NoDocker(CouldNotRun):
+    """Docker is not installed: neither an engine's socket nor the docker program is there."""
+
+
+class EngineNotRunning(CouldNotRun):
+    """Docker is installed, but no engine answers at its socket."""
+
+
+class NoRights(CouldNotRun):
+    """The engine's socket is there and this user may not use it."""
+
+
+class EngineTooOld(CouldNotRun):
+    """The engine's API is older than MINIMUM_API, or it refuses ours as too old."""
+
+
+class EngineHangs(CouldNotRun):
+    """The engine took the question and did not answer in time."""
+
+
+class EngineConfused(CouldNotRun):
+    """Something answered, but not as a Docker engine does; or its address makes no sense."""
+
+
+class EngineElsewhere(CouldNotRun):
+    """The engine runs on another machine, so its ports and folders are not this one's."""
+
+
+class EngineRefused(CouldNotRun):
+    """The engine understood and said no; its own words are the evidence."""
+
+
+def docker_program() -> str | None:
+    """Path of the docker command-line client, None where there is none on PATH."""
+    return shutil.which("docker")
+
+
+def require_engine(answer_within_s: float = ANSWER_WITHIN_S) -> DockerGateway:
+    """A gateway to the engine that DOCKER_HOST, or else the current docker context, names.
+
+    Raises, all within about `answer_within_s` seconds: NoDocker, EngineNotRunning, NoRights, EngineTooOld,
+    EngineHangs, EngineConfused.
+    """
+    try:
+        import docker
+    except ImportError:
+        raise CouldNotRun(
+            "the Python package docker is not installed", "install the product with its host extra: pip install .[host]"
+        ) from None
+
+    endpoint = os.environ.get("DOCKER_HOST") or "the default socket"
+    try:
+        client = docker.from_env(version="auto", timeout=answer_within_s)
+        endpoint = _endpoint(client) or endpoint
+        version, info = client.version(), client.info()
+    except Exception as error:
+        raise _typed(error, endpoint) from None
+    facts = engine_facts(endpoint, version, info)
+    if facts.api < MINIMUM_API:
+        raise EngineTooOld(
+            f"Docker engine {facts.version} at {endpoint} has API {facts.api[0]}.{facts.api[1]}",
+            f"update Docker to 20.10 or newer (API {MINIMUM_API[0]}.{MINIMUM_API[1]}), {LOCAL_ENGINE_HINT}",
+        )
+    if facts.os_type and facts.os_type != "linux":
+        raise EngineConfused(f"the Docker engine runs {facts.os_type} containers", "switch it to Linux containers")
+    return DockerGateway(client, facts)
+
+
+class DockerGateway:
+    """Questions to one engine. Every method raises the typed failures above, never the SDK's own."""
+
+    def __init__(self, client: Any, facts: EngineFacts) -> None:
+        self._client = client
+        self.facts = facts
+
+    def local_only(self) -> None:
+        """Raise EngineElsewhere unless the engine runs on this machine."""
+        host = self.facts.endpoint
+        near = ("unix:", "http+unix:", "npipe:", "http+docker:", "tcp://127.", "tcp://localhost", "tcp://[::1]")
+        http = ("http://127.", "http://localhost", "http://[::1]", "https://127.", "https://localhost")
+        if not host.startswith(near + http):
+            raise EngineElsewhere(
+                f"the Docker engine is on another machine ({host})",
+                "run the command there, or unset DOCKER_HOST / choose a local docker context",
+            )
+
+    def container(self, name: str) -> ContainerFacts | None:
+        """The container of that name or id as it is now; None where there is none."""
+        inspected = self._ask(lambda: self._client.api.inspect_container(name))
+        return None if inspected is None else container_facts(inspected)
+
+    def containers(self, label: str) -> tuple[ContainerFacts, ...]:
+        """All containers, running or not, that carry `label` ("key" or "key=value"), by name."""
+        listed = self._ask(lambda: self._client.api.containers(all=True, filters={"label": label})) or []
+        found = [self.container(item["Id"]) for item in listed]
+        return tuple(sorted((facts for facts in found if facts), key=lambda facts: facts.name))
+
+    def publisher_of(self, port: int) -> ContainerFacts | None:
+        """The running container that publishes this TCP port of the host; None where none does."""
+        listed = self._ask(lambda: self._client.api.containers(filters={"publish": f"{port}/tcp"})) or []
+        for item in listed:
+            facts = self.container(item["Id"])
+            if facts and any(published == port for _, _, published in facts.ports):
+                return facts
+        return None
+
+    def image(self, name: str) -> ImageFacts | None:
+        """The image of that name or id; None where the engine does not have it."""
+        inspected = self._ask(lambda: self._client.api.inspect_image(name))
+        return None if inspected is None else image_facts(inspected)
+
+    def deaths(self, container_id: str, since: float) -> tuple[Death, ...]:
+        """Every end of the container's process from `since` (seconds since the epoch) until now.
+
+        The engine forgets old events (it keeps about a thousand), so this is for the last minutes.
+        """
+
+        def ask() -> Any:
+            chosen = {"container": container_id, "event": ["die", "oom"]}
+            stream = self._client.api.events(since=int(since), until=int(time.time()) + 1, filters=chosen, decode=True)
+            return list(stream)
+
+        return tuple(death for death in deaths_of(self._ask(ask) or []) if death.time >= since)
+
+    def log_stream(
+        self, name: str, follow: bool, since: float | None = None, tail: int | None = None
+    ) -> Iterator[bytes]:
+        """The container's stdout and stderr as they came, in chunks; ends when the process does, or at once
+        without `follow`. A following stream blocks while the server is silent: read it in a thread.
+
+        since: seconds since the epoch; tail: lines from the end. Empty where there is no container.
+        """
+        options: dict[str, Any] = {"stdout": True, "stderr": True, "stream": True, "follow": follow}
+        if since is not None:
+            options["since"] = since
+        if tail is not None:
+            options["tail"] = tail
+        stream = self._ask(lambda: self._client.api.logs(name, **options))
+        if stream is None:
+            return
+        try:
+            with self._typed_failures():
+                yield from stream
+        finally:
+            stream.close()
+
+    def stop(self, name: str, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL after `grace_s` seconds; a stopped container is not restarted by its policy."""
+        # the engine answers only when the container has ended, so the wait for the answer includes the grace
+        self._ask(lambda: self._client.api.stop(name, timeout=int(grace_s)))
+
+    def remove(self, name: str) -> None:
+        """Remove a stopped container with its anonymous volumes; named volumes stay."""
+        self._ask(lambda: self._client.api.remove_container(name, v=True))
+
+    def _ask(self, question: Any) -> Any:
+        import docker.errors
+
+        try:
+            with self._typed_failures():
+                return question()
+        except docker.errors.NotFound:
+            return None
+
+    @contextmanager
+    def _typed_failures(self) -> Iterator[None]:
+        import docker.errors
+
+        try:
+            yield
+        except (docker.errors.NotFound, GeneratorExit, CouldNotRun):
+            raise
+        except Exception as error:
+            raise _typed(error, self.facts.endpoint) from None
+
+
+def _endpoint(client: Any) -> str:
+    """The address the client really uses, also when a docker context named it."""
+    custom = getattr(client.api, "_custom_adapter", None)
+    path = getattr(custom, "socket_path", "")
+    if path:
+        return f"unix://{path}"
+    ssh = getattr(custom, "ssh_host", "")
+    return f"ssh://{ssh}" if ssh else str(client.api.base_url)
+
+
+def _typed(error: BaseException, endpoint: str) -> CouldNotRun:
+    """The failure that an exception of the SDK, of requests or of the socket means."""
+    import docker.errors
+    import requests.exceptions
+
+    chain = list(_chain(error))
+
+    def has(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(item, kinds) for item in chain)
+
+    words = next((str(item) for item in chain if str(item)), type(error).__name__)
+    evidence = tuple(line for line in words.splitlines() if line.strip())[:3]
+    if has(PermissionError):
+        return NoRights(
+            f"this user may not talk to the Docker engine at {endpoint}",
+            f"sudo usermod -aG docker $USER and log in again, or run with sudo, {LOCAL_ENGINE_HINT}",
+        )
+    if has(FileNotFoundError, ConnectionRefusedError):
+        if has(FileNotFoundError) and not docker_program():
+            return NoDocker("Docker is not installed", f"install Docker Engine 20.10 or newer, {LOCAL_ENGINE_HINT}")
+        return EngineNotRunning(
+            f"no Docker engine runs at {endpoint}",
+            f"start it (sudo systemctl start docker, or Docker Desktop), {LOCAL_ENGINE_HINT}",
+        )
+    if has(requests.exceptions.Timeout, TimeoutError):
+        return EngineHangs(
+            f"the Docker engine at {endpoint} did not answer in time",
+            f"see its log (journalctl -u docker) and restart it, {LOCAL_ENGINE_HINT}",
+        )
+    if has(docker.errors.InvalidVersion) or "is too old" in words or "client version" in words:
+        return EngineTooOld(
+            f"the Docker engine at {endpoint} and this program share no API version",
+            "update Docker to 20.10 or newer, and the Python package docker with it",
+            evidence,
+        )
+    if has(docker.errors.TLSParameterError):
+        return EngineConfused(
+            f"the TLS settings for {endpoint} are wrong", "check DOCKER_TLS_VERIFY and DOCKER_CERT_PATH", evidence
+        )
+    api = next((item for item in chain if isinstance(item, docker.errors.APIError)), None)
+    if api is not None:
+        told = " ".join(str(api.explanation or api).split())
+        return EngineRefused(f"the Docker engine refused: {told}", "mend what it names, then run it again")
+    if has(ConnectionError, requests.exceptions.ConnectionError):
+        return EngineNotRunning(
+            f"the connection to the Docker engine at {endpoint} failed",
+            f"see whether it runs (docker info), {LOCAL_ENGINE_HINT}",
+            evidence,
+        )
+    return EngineConfused(
+        f"what answers at {endpoint} is not a usable Docker engine",
+        f"check DOCKER_HOST and docker context ls, {LOCAL_ENGINE_HINT}",
+        evidence,
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, its causes, and the errors that requests and urllib3 keep in their arguments."""
+    waiting, seen = [error], set()
+    while waiting:
+        item = waiting.pop(0)
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        yield item
+        near: list[object] = [item.__cause__, item.__context__, getattr(item, "reason", None), *item.args]
+        for found in near:
+            if isinstance(found, BaseException):
+                waiting.append(found)
+            elif isinstance(found, tuple):
+                waiting.extend(part for part in found if isinstance(part, BaseException))
