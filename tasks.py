@@ -1,0 +1,171 @@
+"""The commands: arguments in, words out. What they do lives in sm86/."""
+
+from collections.abc import Callable
+
+from invoke import Collection, Exit, task
+
+from sm86.cli.guard import guard
+from sm86.cli.invoke_exit import install
+
+install()
+
+ENVELOPE = "name of an envelope (`invoke envelopes`), or the path of its TOML file"
+ENGINE = "docker (default), or local: a process on this machine"
+JSON = "print JSON instead of words"
+DRY_RUN = "say what would be done, do nothing"
+PORT = "port of the server on this machine (default: SM86_PORT or 8000)"
+
+
+def _end(call: Callable[[], int]) -> None:
+    code = guard(call)
+    if code:
+        raise Exit(code=code)
+
+
+@task(help={"json": JSON})
+def envelopes(_, json=False):
+    """List the envelopes: what each one serves, and what is published for it."""
+    from sm86.cli import envelopes as cli
+
+    _end(lambda: cli.envelopes(json=json))
+
+
+@task(help={"check": "write nothing; exit 1 when a rendered file differs from the specs", "json": JSON})
+def render(_, check=False, json=False):
+    """Render compose/, compose.yaml, .env.example and the tables of docs/ from the specs."""
+    from sm86.cli import render as cli
+
+    _end(lambda: cli.render(check=check, json=json))
+
+
+@task(
+    help={
+        "target": "gpu (default): the image of the rig; cpu: the embedded default's",
+        "image": "tag to give (default: the one that the services use)",
+        "offline-base": "make the base image from Debian packages, without a registry",
+        "wheels": "folder of wheels to use before the package index (default: pip's find-links)",
+        "dry-run": DRY_RUN,
+        "json": JSON,
+    }
+)
+def build(_, target="gpu", image=None, offline_base=False, wheels=None, dry_run=False, json=False):
+    """Build the image that the envelopes run on."""
+    from sm86.cli import build as cli
+
+    _end(lambda: cli.build(target, image, offline_base, wheels, dry_run, json))
+
+
+@task(
+    iterable=["override"],
+    help={
+        "envelope": ENVELOPE,
+        "engine": ENGINE,
+        "port": PORT,
+        "override": "NAME=VALUE for this run only, as in docs/runbook.md; may be repeated",
+        "dry-run": DRY_RUN,
+        "json": JSON,
+    },
+)
+def up(_, envelope, engine="docker", port=None, override=None, dry_run=False, json=False):
+    """Start an envelope and wait until it serves, phase by phase."""
+    from sm86.cli import boot as cli
+
+    _end(lambda: cli.up(envelope, engine, port, tuple(override or ()), dry_run, json))
+
+
+@task(help={"envelope": ENVELOPE, "engine": ENGINE, "dry-run": DRY_RUN})
+def down(_, envelope, engine="docker", dry_run=False):
+    """Stop an envelope; caches and weights stay."""
+    from sm86.cli import boot as cli
+
+    _end(lambda: cli.down(envelope, engine, dry_run))
+
+
+@task(help={"envelope": ENVELOPE, "engine": ENGINE, "json": JSON})
+def status(_, envelope, engine="docker", json=False):
+    """Say what state an envelope's server is in."""
+    from sm86.cli import boot as cli
+
+    _end(lambda: cli.status(envelope, engine, json))
+
+
+@task(help={"envelope": ENVELOPE, "engine": ENGINE, "follow": "go on as lines come", "tail": "only the last N lines"})
+def logs(_, envelope, engine="docker", follow=False, tail=None):
+    """Print an envelope's server log."""
+    from sm86.cli import boot as cli
+
+    _end(lambda: cli.logs(envelope, engine, follow, tail))
+
+
+@task(
+    help={
+        "envelope": ENVELOPE,
+        "log": "a log file, or - for standard input (default: the running server's log)",
+        "engine": ENGINE,
+        "git-rev": "the revision that the log must come from (default: the manifest's must only be known and clean)",
+        "json": JSON,
+    }
+)
+def verify(_, envelope, log=None, engine="docker", git_rev=None, json=False):
+    """Check a server's log against its envelope, rule by rule."""
+    from sm86.cli import verify as cli
+
+    _end(lambda: cli.verify(envelope, log, engine, git_rev, json))
+
+
+@task(
+    help={
+        "envelope": ENVELOPE,
+        "engine": ENGINE,
+        "url": "base URL of the server (default: the running envelope's)",
+        "api-key-file": "file that holds the API key",
+        "repeats": "how many times (default: the envelope's)",
+        "decode-tokens": "tokens that each sequence decodes (default: the envelope's)",
+        "port": PORT,
+        "dry-run": DRY_RUN,
+        "json": JSON,
+    }
+)
+def bench(
+    _,
+    envelope,
+    engine="docker",
+    url=None,
+    api_key_file=None,
+    repeats=None,
+    decode_tokens=None,
+    port=None,
+    dry_run=False,
+    json=False,
+):
+    """Measure decode on a running envelope, beside the published number."""
+    from sm86.cli import bench as cli
+
+    _end(lambda: cli.bench(envelope, engine, url, api_key_file, repeats, decode_tokens, port, dry_run, json))
+
+
+@task(
+    help={
+        "engine": ENGINE,
+        "port": PORT,
+        "offline-base": "make the base image from Debian packages, without a registry",
+        "keep": "leave the server running",
+        "json": JSON,
+    }
+)
+def demo(_, engine="docker", port=None, offline_base=False, keep=False, json=False):
+    """The whole product on a real engine, no GPU needed: build, boot, verify, bench, one report."""
+    from sm86.cli import demo as cli
+
+    _end(lambda: cli.demo(engine, port, offline_base, keep, json))
+
+
+@task(help={"fast": "without Docker and without booting an engine"})
+def test(_, fast=False):
+    """Run every check of the repository: lint, types, rendered files, tests with a real boot."""
+    from sm86.cli import checks as cli
+
+    _end(lambda: cli.test(fast))
+
+
+namespace = Collection(envelopes, render, build, up, down, status, logs, verify, bench, demo, test)
