@@ -1,0 +1,64 @@
+"""The commands as a person types them: exit codes and words of wrong arguments, and the list of tasks."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def invoke(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "invoke", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nosuch",),
+        ("verify",),
+        ("verify", "--nosuch"),
+        ("up", "--envelope"),
+        ("envelopes", "--json=7"),
+        ("bench", "sm86-262"),
+        ("verify", "--envelope", "sm86-262"),
+    ],
+)
+def test_wrong_arguments_end_with_2_in_two_lines(arguments):
+    done = invoke(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 2 and lines[0].startswith("sm86: ") and lines[1].startswith("mend: ")
+
+
+def test_the_list_and_every_tasks_help():
+    listed = invoke("--list")
+    assert listed.returncode == 0
+    names = [line.split()[0] for line in listed.stdout.splitlines() if line.startswith("  ") and line[2] != " "]
+    assert {"build", "up", "verify", "bench", "demo", "render", "test"} <= set(names)
+    for name in names:
+        shown = invoke("--help", name)
+        assert shown.returncode == 0, name
+        assert "Docstring" in shown.stdout
+
+
+def test_envelopes_as_json():
+    done = invoke("envelopes", "--json")
+    values = json.loads(done.stdout)
+    assert values["schema"] == "sm86.envelopes" and values["version"] == 1
+    assert {e["name"] for e in values["envelopes"]} >= {"sm86-262k", "cpu-smoke"}
+
+
+def test_heavy_imports_stay_out_of_the_list():
+    code = (
+        "import sys, tasks\n"
+        "heavy = {'rich', 'jinja2', 'docker', 'torch', 'vllm', 'pynvml', 'requests', 'matplotlib'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
