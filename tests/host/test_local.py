@@ -1,0 +1,291 @@
+"""Engine `local` with real processes: a stand-in launcher that does what each test tells it."""
+
+import json
+import os
+import signal
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sm86.errors import CouldNotRun
+from sm86.host import local, processes
+from sm86.host.engine import EXITED, MISSING, RUNNING
+from sm86.host.local import Launch, LocalEngine
+from sm86.host.ports import PortTaken, holder_of, require_free_port
+from sm86.spec import load_envelope
+
+STANDIN = Path(__file__).parents[1] / "boot" / "standin_server.py"
+ENVELOPE = load_envelope("cpu-smoke")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def make(tmp_path):
+    """An engine whose launcher does `steps`; whatever still runs afterwards is ended."""
+    made = []
+
+    def build(*steps, grace_s=2.0, port=None, overrides=None):
+        launch = Launch(STANDIN, Path("/models/m"), overrides or {}, {"STANDIN_STEPS": json.dumps(steps)})
+        engine = LocalEngine(ENVELOPE, port or free_port(), launch, grace_s, tmp_path / "run")
+        made.append(engine)
+        return engine
+
+    yield build
+    for engine in made:
+        engine._grace_s = 0
+        engine.stop()
+
+
+def until(condition, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.02)
+
+
+def text_of(engine, follow=False, tail=None):
+    return b"".join(engine.log_chunks(follow, tail)).decode()
+
+
+def test_nothing_started(make):
+    engine = make()
+    assert engine.state().kind == MISSING
+    assert text_of(engine) == ""
+    assert engine.stop().was.kind == MISSING
+
+
+def test_the_launcher_is_told_what_it_needs(make):
+    engine = make(["argv"], ["env", "SM86_RUN_ID"], overrides={"NCCL_ALGO": "Tree"}, port=(port := free_port()))
+    engine.start()
+    argv, run_id = text_of(engine, follow=True).splitlines()
+    told = ["-P", "-m", "sm86.launch", "--envelope", "cpu-smoke", "--model-path", "/models/m"]
+    assert json.loads(argv) == [*told, "--host", "127.0.0.1", "--port", str(port), "--set", "NCCL_ALGO=Tree"]
+    assert len(run_id) == 16
+    assert any("sm86.launch" in line for line in engine.plan())
+
+
+def test_an_exit_code_is_seen_and_kept_for_later_commands(make):
+    engine = make(["print", "dying"], ["exit", 7])
+    engine.start()
+    assert text_of(engine, follow=True) == "dying\n"
+    until(lambda: not engine.state().is_up)
+    assert engine.state().exit_code == 7
+    later = LocalEngine(ENVELOPE, 1, None, run_dir=engine.folder.parent)
+    assert (later.state().kind, later.state().exit_code) == (EXITED, 7)
+
+
+def test_a_signal_is_told_as_a_shell_tells_it(make):
+    engine = make(["signal", int(signal.SIGKILL)])
+    engine.start()
+    until(lambda: not engine.state().is_up)
+    state = engine.state()
+    assert state.exit_code == 137
+    assert not state.oom_killed, "no process was ended for want of memory meanwhile"
+
+
+def test_killed_while_the_kernel_counted_an_out_of_memory(make, monkeypatch):
+    counts = iter([4, 5])
+    monkeypatch.setattr(processes, "oom_kills", lambda: next(counts))
+    engine = make(["signal", int(signal.SIGKILL)])
+    engine.start()
+    until(lambda: not engine.state().is_up)
+    assert engine.state().oom_killed
+
+
+def test_another_command_finds_and_stops_it(make):
+    engine = make(["print", "up"], ["hang"])
+    engine.start()
+    later = LocalEngine(ENVELOPE, 1, None, 2, engine.folder.parent)
+    assert later.state().kind == RUNNING
+    assert later.base_url == engine.base_url
+    until(lambda: text_of(later) == "up\n")
+    pid = json.loads((engine.folder / "server.json").read_text())["pid"]
+    stopped = later.stop()
+    assert not stopped.forced and not stopped.leftovers
+    found = processes.read_process(pid)
+    assert found is None or found.is_zombie
+    assert later.state().kind == MISSING
+    assert text_of(later) == "up\n", "the log is there after the server has gone"
+
+
+def test_what_ignores_sigterm_is_killed_after_the_grace(make):
+    engine = make(["deaf"], ["print", "deaf"], ["hang"], grace_s=0.4)
+    engine.start()
+    until(lambda: "deaf" in text_of(engine))
+    stopped = engine.stop()
+    assert stopped.forced
+    assert 0.4 <= stopped.seconds < 5
+    assert not stopped.leftovers
+
+
+def test_workers_of_a_dead_server_are_found_and_ended(make):
+    engine = make(["child", 60], ["exit", 1])
+    engine.start()
+    until(lambda: not engine.state().is_up)
+    assert [entry for entry in engine.leftovers() if "sleep" in entry]
+    engine.stop()
+    assert not engine.leftovers()
+    assert engine.state().kind == MISSING
+
+
+def test_a_reused_process_number_is_never_believed_or_killed(make):
+    import subprocess
+
+    engine = make(["hang"])
+    engine.start()
+    path = engine.folder / "server.json"
+    innocent = subprocess.Popen(["/bin/sleep", "60"], start_new_session=True)
+    try:
+        run = json.loads(path.read_text())
+        engine.stop()
+        path.write_text(json.dumps({**run, "pid": innocent.pid, "start_ticks": run["start_ticks"] - 100}))
+        later = LocalEngine(ENVELOPE, 1, None, 0.1, engine.folder.parent)
+        assert later.state().kind == EXITED
+        later.stop()
+        assert innocent.poll() is None, "another program's process was killed"
+    finally:
+        innocent.kill()
+        innocent.wait()
+
+
+def test_a_reboot_ends_every_run(make, monkeypatch):
+    engine = make(["hang"])
+    engine.start()
+    later = LocalEngine(ENVELOPE, 1, None, 0.1, engine.folder.parent)
+    with monkeypatch.context() as patched:
+        patched.setattr(processes, "boot_id", lambda: "another boot")
+        assert later.state().kind == EXITED
+    assert later.state().kind == RUNNING
+
+
+def test_starting_twice_is_refused(make):
+    engine = make(["hang"])
+    engine.start()
+    with pytest.raises(CouldNotRun, match="already runs as process"):
+        make(["hang"]).start()
+
+
+def test_two_commands_starting_at_once(make):
+    engine = make(["hang"])
+    with engine._alone(), pytest.raises(CouldNotRun, match="at this moment"):
+        make(["hang"]).start()
+
+
+def test_the_log_of_the_run_before_is_kept(make):
+    first = make(["print", "first"])
+    first.start()
+    text_of(first, follow=True)
+    second = make(["print", "second"])
+    second.start()
+    assert text_of(second, follow=True) == "second\n"
+    assert (first.folder / "server.log.1").read_text() == "first\n"
+
+
+def test_tail(make):
+    engine = make(["print", "a\nb\nc"], ["exit", 0])
+    engine.start()
+    text_of(engine, follow=True)
+    assert text_of(engine, tail=2) == "b\nc\n"
+    assert text_of(engine, tail=0) == ""
+    assert text_of(engine, tail=99) == "a\nb\nc\n"
+
+
+def test_following_gives_what_was_written_last(make):
+    engine = make(["sleep", 0.3], ["print", "last words"], ["exit", 3])
+    engine.start()
+    assert text_of(engine, follow=True) == "last words\n"
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", "/etc/hostname"])
+def test_an_interpreter_that_cannot_run(tmp_path, python):
+    engine = LocalEngine(ENVELOPE, free_port(), Launch(Path(python), Path("m")), run_dir=tmp_path)
+    with pytest.raises(CouldNotRun, match="cannot start"):
+        engine.start()
+    assert engine.state().kind == MISSING
+
+
+def test_a_state_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    engine = LocalEngine(ENVELOPE, free_port(), Launch(STANDIN, Path("m")), run_dir=tmp_path / "file")
+    with pytest.raises(CouldNotRun, match="cannot write"):
+        engine.start()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": 1}', "null"])
+def test_a_damaged_state_file(make, text):
+    engine = make(["hang"])
+    engine.folder.mkdir(parents=True)
+    (engine.folder / "server.json").write_text(text)
+    with pytest.raises(CouldNotRun, match="damaged"):
+        engine.state()
+    (engine.folder / "server.json").unlink()
+
+
+def test_a_server_whose_state_cannot_be_written_does_not_stay(make, monkeypatch):
+    engine = make(["hang"])
+    started = []
+    real = local.subprocess.Popen
+    monkeypatch.setattr(local.subprocess, "Popen", lambda *a, **k: started.append(real(*a, **k)) or started[-1])
+
+    def full(*_):
+        raise CouldNotRun("disk full", "free some space")
+
+    monkeypatch.setattr(local, "write_atomic", full)
+    with pytest.raises(CouldNotRun, match="disk full"):
+        engine.start()
+    assert started[0].poll() is not None
+
+
+def test_a_taken_port_names_its_holder(make):
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        assert str(os.getpid()) in (holder_of(port) or "")
+        with pytest.raises(PortTaken) as caught:
+            make(["hang"], port=port).start()
+        assert f"port {port} is taken by process {os.getpid()}" in caught.value.what
+        assert "--port" in caught.value.mend
+        with pytest.raises(PortTaken, match="container x"):
+            require_free_port(port, "container x")
+    require_free_port(port)
+
+
+def test_a_port_taken_on_all_addresses():
+    with socket.socket() as holder:
+        holder.bind(("0.0.0.0", 0))
+        holder.listen()
+        with pytest.raises(PortTaken):
+            require_free_port(holder.getsockname()[1])
+
+
+def test_an_engine_without_a_launch_only_looks(tmp_path):
+    engine = LocalEngine(ENVELOPE, 8000, None, run_dir=tmp_path)
+    with pytest.raises(CouldNotRun):
+        engine.start()
+    assert engine.base_url == "http://127.0.0.1:8000"
+
+
+def test_a_program_name_with_brackets_is_read(tmp_path):
+    import shutil
+    import subprocess
+
+    odd = tmp_path / "od) S (d"
+    shutil.copy("/bin/sleep", odd)
+    child = subprocess.Popen([str(odd), "30"])
+    try:
+        found = processes.read_process(child.pid)
+        assert found is not None and found.pid == child.pid
+        assert found.start_ticks > 0
+        assert replace(found, state="Z").is_zombie
+    finally:
+        child.kill()
+        child.wait()
