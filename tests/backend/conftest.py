@@ -1,5 +1,5 @@
 """The backend's tests need torch and Triton. On a CPU the kernels run in Triton's interpreter; with
-SM86_TEST_DEVICE=cuda the same tests run compiled on the GPU (the interpreter must be chosen before Triton is imported)."""
+SM86_TEST_DEVICE=cuda the same tests run compiled on the GPU (the choice must fall before Triton is imported)."""
 
 from __future__ import annotations
 

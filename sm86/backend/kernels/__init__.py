@@ -1,5 +1,5 @@
-"""The operations, one per module: a plain-torch reference first, the GPU form (Triton) beside it.
+"""The operations, one per module: a plain-torch `reference` first, the GPU form `launch` (Triton) beside it.
 
-A GPU form can be exchanged without touching its callers: the wrapper picks it for CUDA tensors and
-the reference for everything else, and the tests hold every form to the reference.
+Both take the same arguments and write the same outputs, so a GPU form can be exchanged alone:
+the tests hold every form to its reference, and the hooks call `launch` only.
 """

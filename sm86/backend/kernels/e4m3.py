@@ -12,6 +12,10 @@ import triton.language as tl
 
 from sm86.backend.layout import E4M3_MAX, MIN_ABSMAX
 
+DOT_TYPE = tl.constexpr(tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16)
+"""Operand type of matrix products: Triton's interpreter multiplies the bit patterns of bf16 as integers.
+Every operand is a bf16 value either way, so products are exact in both."""
+
 _NORMAL_FROM = (127 - 6) << 23
 """fp32 bits of 2^-6: below it an e4m3 value is subnormal, a multiple of 2^-9."""
 
@@ -91,7 +95,7 @@ def decode_bits(code):
     c = code.to(tl.int32)
     magnitude = c & 0x7F
     sign = (c & 0x80) << 24
-    # Through fp16: there even the subnormal codes are normal after the shift by 2^8, and no fp32 subnormal can be flushed.
+    # Through fp16, where no code becomes an fp32 subnormal: those could be flushed to zero.
     half = (magnitude << 7).to(tl.int16).to(tl.float16, bitcast=True)
     value = half.to(tl.float32) * 256.0
     return (value.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
@@ -109,6 +113,14 @@ def scale_exponent_bits(absmax):
 def power_of_two_bits(exponent):
     """Triton: the same as `power_of_two`."""
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def rounded_bf16(x):
+    """Triton: fp32 -> the nearest bf16 (ties to even), by integers: Triton's interpreter truncates in its cast."""
+    bits = x.to(tl.int32, bitcast=True)
+    nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+    return tl.where(x != x, bits, nearest).to(tl.float32, bitcast=True).to(tl.bfloat16)
 
 
 @triton.jit

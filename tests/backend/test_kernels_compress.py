@@ -1,0 +1,124 @@
+"""The compressors: the kernel against its reference, at real widths, with scattered pages and a strided pool."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from sm86.backend.kernels import compress, pages
+from sm86.backend.layout import indexer_page, main_page
+
+FORMS = {"c4": (4, True, 512, 4), "c128": (128, False, 512, 8), "indexer": (4, True, 128, 4)}
+POOL_STRIDE = 1_039_680
+
+
+def rope_table(rows: int, device: str) -> torch.Tensor:
+    angle = torch.arange(rows).unsqueeze(1) * (10000.0 ** (-torch.arange(32) / 32))
+    return torch.cat((angle.cos(), angle.sin()), -1).to(device)
+
+
+def build(form: str, lengths: list[int], device: str) -> tuple[compress.Window, torch.Tensor, torch.Tensor]:
+    """Requests prefilled from position 0, their state and entry pages scattered over one strided pool each."""
+    ratio, overlap, dims, rows = FORMS[form]
+    width = dims * (2 if overlap else 1)
+    layout = indexer_page() if dims == 128 else main_page(64 if ratio == 4 else 2)
+    blocks = [-(-n // rows) for n in lengths]
+    order = (torch.randperm(sum(blocks)) + 1).tolist()
+    table = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
+    positions, requests, state_slots, entry_slots = [], [], [], []
+    entries_per_request = -(-max(lengths) // ratio // layout.entries) + 1
+    for request, length in enumerate(lengths):
+        mine = order[sum(blocks[:request]) : sum(blocks[: request + 1])]
+        table[request, : len(mine)] = torch.tensor(mine)
+        for position in range(length):
+            positions.append(position)
+            requests.append(request)
+            state_slots.append(mine[position // rows] * rows + position % rows)
+            closes = (position + 1) % ratio == 0
+            entry = position // ratio
+            block = request * entries_per_request + entry // layout.entries
+            entry_slots.append(block * layout.entries + entry % layout.entries if closes else -1)
+    pool = torch.full(((sum(blocks) + 1) * (2 * width * rows + 36),), float("nan"))
+    state = torch.as_strided(pool, (sum(blocks) + 1, rows, 2 * width), (2 * width * rows + 36, 2 * width, 1), 0)
+    for block, row in ((slot // rows, slot % rows) for slot in state_slots):
+        state[block, row] = torch.randn(2 * width) * 2
+    _, cache = pages.empty_cache(len(lengths) * entries_per_request, layout, POOL_STRIDE, 576, device)
+    window = compress.Window(
+        state=state.to(device),
+        block_table=table.to(device),
+        requests=torch.tensor(requests, dtype=torch.int32, device=device),
+        positions=torch.tensor(positions, dtype=torch.int64, device=device),
+        state_slots=torch.tensor(state_slots, dtype=torch.int64, device=device),
+        entry_slots=torch.tensor(entry_slots, dtype=torch.int64, device=device),
+        ratio=ratio,
+        overlap=overlap,
+    )
+    weight = (torch.randn(dims) * 0.2 + 1.5).to(torch.bfloat16).to(device)
+    return window, cache, weight
+
+
+def written(window: compress.Window) -> torch.Tensor:
+    return window.entry_slots[window.entry_slots >= 0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_kernel_against_reference(form: str, device: str) -> None:
+    lengths = [9, 4, 130] if form != "c128" else [256, 130]
+    window, cache, weight = build(form, lengths, device)
+    want, got = cache.clone(), cache
+    want = torch.as_strided(
+        torch.zeros(cache.untyped_storage().nbytes(), dtype=torch.uint8, device=device),
+        cache.shape,
+        cache.stride(),
+        cache.storage_offset(),
+    )
+    table = rope_table(300, device)
+    compress.reference(window, want, table, weight, 1e-6)
+    compress.launch(window, got, table, weight, 1e-6)
+    read = pages.read_indexer if FORMS[form][2] == 128 else pages.read_main
+    slots = written(window)
+    a, b = read(want, slots).double(), read(got, slots).double()
+    # Both round the same fp32 value; a last-bit difference may flip one e4m3 code to its neighbour, rarely.
+    step = a.abs() / 8 + 1e-6
+    assert bool(((a - b).abs() <= step).all())
+    assert float(((a - b) != 0).double().mean()) < 2e-3
+    exact = compress.pooled(
+        dataclasses.replace(window, state=window.state.double()),
+        (window.entry_slots >= 0).nonzero().squeeze(-1),
+        FORMS[form][2],
+        weight,
+        1e-6,
+    )
+    head = exact[:, : FORMS[form][2] - 64]
+    error = (b[:, : head.shape[1]] - head).norm() / head.norm()
+    assert float(error) < 0.03, "e4m3 keeps four significant bits"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_only_closing_tokens_write(form: str, device: str) -> None:
+    window, cache, weight = build(form, [131], device)
+    silent = dataclasses.replace(window, entry_slots=torch.where(window.entry_slots >= 0, -1, window.entry_slots))
+    before = cache.clone()
+    compress.launch(silent, cache, rope_table(300, device), weight, 1e-6)
+    assert torch.equal(cache, before)
+    padded = dataclasses.replace(window, state_slots=torch.full_like(window.state_slots, -1))
+    compress.launch(padded, cache, rope_table(300, device), weight, 1e-6)
+    assert torch.equal(cache, before)
+    compress.launch(window, cache, rope_table(300, device), weight, 1e-6)
+    assert not torch.equal(cache, before)
+
+
+def test_the_first_c4_window_has_no_past(device: str) -> None:
+    """At position 3 the window's first half lies before the sequence: the unused block must not leak in."""
+    window, cache, weight = build("c4", [4], device)
+    table = rope_table(300, device)
+    compress.launch(window, cache, table, weight, 1e-6)
+    first = pages.read_main(cache, written(window)).clone()
+    assert bool(torch.isfinite(first).all()), "rows before the sequence are NaN in this pool"
+    key = window.state[window.block_table[0, 0], :4, 512:1024]
+    score = window.state[window.block_table[0, 0], :4, 1024 + 512 :]
+    mean = (key * torch.softmax(score, 0)).sum(0)
+    want = mean * torch.rsqrt(mean.square().mean() + 1e-6) * weight.float()
+    assert float((first[0, :448] - want[:448]).norm() / want[:448].norm()) < 0.05
