@@ -40,7 +40,9 @@ def write_alias() -> str:
     try:
         original = distribution(CPU_DISTRIBUTION)
     except PackageNotFoundError:
-        raise CouldNotRun(f"{CPU_DISTRIBUTION} is not installed", "install the packages of the CPU lock first") from None
+        raise CouldNotRun(
+            f"{CPU_DISTRIBUTION} is not installed", "install the packages of the CPU lock first"
+        ) from None
     version = f"{original.version}+cpu"
     present = _installed("vllm")
     if present is not None:
