@@ -32,7 +32,8 @@ class ContainerFacts:
 
     status: created, running, paused, restarting, removing, exited or dead; exit_code is of the last end
     and means nothing while running; health: starting, healthy, unhealthy, or "" without a health check;
-    error: the engine's own words when it could not start the container.
+    error: the engine's own words when it could not start the container; times are RFC 3339, UTC;
+    stop_grace_s: seconds between SIGTERM and SIGKILL, None where the container does not say.
     """
 
     id: str
@@ -48,8 +49,10 @@ class ContainerFacts:
     health: str
     health_output: str
     error: str
+    created_at: str
     started_at: str
     finished_at: str
+    stop_grace_s: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     ports: tuple[tuple[str, str, int], ...] = ()
@@ -124,8 +127,10 @@ def container_facts(inspected: Mapping[str, Any]) -> ContainerFacts:
         health=str(health.get("Status", "")) if state.get("Running") else "",
         health_output=" ".join(str((checks[-1] or {}).get("Output", "")).split()),
         error=" ".join(str(state.get("Error", "")).split()),
+        created_at=str(inspected.get("Created", "")),
         started_at=str(state.get("StartedAt", "")),
         finished_at=str(state.get("FinishedAt", "")),
+        stop_grace_s=config.get("StopTimeout"),
         labels=dict(config.get("Labels") or {}),
         environment=dict(item.partition("=")[::2] for item in config.get("Env") or ()),
         ports=tuple(_ports((inspected.get("NetworkSettings") or {}).get("Ports") or {})),

@@ -1,0 +1,189 @@
+"""Engine `docker`: one service of the rendered Compose files, as a container that carries the envelope's name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+
+from sm86.errors import CouldNotRun
+from sm86.host import compose, preflight
+from sm86.host.compose import Compose, Service
+from sm86.host.containers import ContainerFacts
+from sm86.host.docker import DockerGateway
+from sm86.host.engine import CREATED, EXITED, MISSING, RESTARTING, RUNNING, EngineState, Stopped
+from sm86.image.names import target_of
+from sm86.spec import Envelope
+from sm86.spec.argv import CONTAINER_PORT
+
+SERVICE_LABEL = "com.docker.compose.service"
+DEFAULT_GRACE_S = 30
+
+_KINDS = {"created": CREATED, "running": RUNNING, "paused": RUNNING, "restarting": RESTARTING}
+
+
+class NotOurs(CouldNotRun):
+    """A container has the envelope's name and was not made from the rendered files."""
+
+
+class DockerEngine:
+    """One envelope's server as a container. Compose is only needed to start it, not to look or stop."""
+
+    kind = "docker"
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        docker: DockerGateway,
+        root: Path,
+        port: int | None = None,
+        overrides: Mapping[str, str] | None = None,
+        with_compose: Compose | None = None,
+    ) -> None:
+        """root: the folder of compose.yaml; port: the host port, None for what the shell, `.env` or the file says;
+        overrides: settings of this run, handed to Compose as variables."""
+        self.envelope = envelope
+        self._docker = docker
+        self._root = root
+        self._overrides = dict(overrides or {})
+        self._port = port
+        self._compose = with_compose
+        self._resolved: Service | None = None
+
+    @property
+    def base_url(self) -> str:
+        facts = self._facts()
+        published = facts.published(CONTAINER_PORT) if facts and facts.is_up else None
+        if published:
+            address, port = published
+        else:
+            service = self._service()
+            address, port = service.host_address, service.host_port
+        host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "[::1]"}.get(address, address)
+        return f"http://{host}:{port}"
+
+    def describe(self) -> str:
+        return f"container {self.envelope.name}"
+
+    def plan(self) -> tuple[str, ...]:
+        import shlex
+
+        settings = "".join(f"{name}={shlex.quote(value)} " for name, value in sorted(self._environment().items()))
+        argv = compose.create_argv(self._needed_compose(), self._root, self.envelope.name, again=True)
+        service = self._service()
+        return (f"{settings}{shlex.join(argv)}", f"image: {service.image}", f"url: {self.base_url}")
+
+    def check(self) -> str:
+        """Everything that can be known before the container is made; the image's id. Raises what preflight finds."""
+        self._docker.local_only()
+        service = self._service()
+        self._facts()
+        image_id = preflight.require_image(self._docker, service, target_of(self.envelope.engine))
+        preflight.require_folders(service)
+        if service.wants_gpu:
+            preflight.require_gpus(self._docker.facts, self.envelope.serve.tensor_parallel)
+        preflight.require_port(self._docker, service)
+        return image_id
+
+    def start(self) -> None:
+        """A new container in any case, so that its log and its restart count are this start's alone."""
+        facts = self._facts()
+        if facts and facts.is_up:
+            raise CouldNotRun(
+                f"{self.envelope.name} already runs as a container", f"invoke down --envelope {self.envelope.name}"
+            )
+        self.check()
+        try:
+            compose.create(self._needed_compose(), self._root, self._service(), self._environment(), again=True)
+        except CouldNotRun:
+            left = self._facts()
+            if left and not left.is_up:
+                self._docker.remove(left.id)
+            raise
+
+    def state(self) -> EngineState:
+        facts = self._facts()
+        if facts is None:
+            return EngineState(MISSING)
+        kind = _KINDS.get(facts.status, EXITED)
+        code: int | None = facts.exit_code if kind in (EXITED, RESTARTING) else None
+        oom = facts.oom_killed if kind in (EXITED, RESTARTING) else False
+        if facts.restart_count and kind != EXITED:
+            # the container runs again, so its own exit code and flag no longer tell of the end before
+            deaths = self._docker.deaths(facts.id, _seconds(facts.created_at))
+            if deaths:
+                code, oom = deaths[0].exit_code, deaths[0].oom_killed
+        return EngineState(
+            kind,
+            code,
+            oom,
+            facts.restart_count,
+            facts.restart_cap,
+            facts.health,
+            facts.error,
+            facts.started_at,
+            facts.image_id,
+        )
+
+    def log_chunks(self, follow: bool, tail: int | None = None) -> Iterator[bytes]:
+        facts = self._facts()
+        return self._docker.log_stream(facts.id, follow, tail=tail) if facts else iter(())
+
+    def stop(self) -> Stopped:
+        """Stop and remove this container only; named volumes (caches) and other envelopes stay."""
+        began = time.monotonic()
+        was = self.state()
+        facts = self._facts()
+        if facts is None:
+            return Stopped(was, 0.0)
+        if facts.is_up:
+            self._docker.stop(facts.id, DEFAULT_GRACE_S if facts.stop_grace_s is None else facts.stop_grace_s)
+        ended = self._docker.container(facts.id)
+        forced = was.is_up and ended is not None and ended.exit_code == 137 and not ended.oom_killed
+        self._docker.remove(facts.id)
+        left = self._docker.container(facts.id)
+        return Stopped(
+            was, time.monotonic() - began, forced, (f"container {left.name} ({left.status})",) if left else ()
+        )
+
+    def halt(self) -> None:
+        """Stop it from being restarted, and leave the container, its state and its log for inspection."""
+        facts = self._facts()
+        if facts and facts.is_up:
+            self._docker.stop(facts.id, DEFAULT_GRACE_S if facts.stop_grace_s is None else facts.stop_grace_s)
+
+    def _facts(self) -> ContainerFacts | None:
+        facts = self._docker.container(self.envelope.name)
+        if facts and facts.labels.get(SERVICE_LABEL) != self.envelope.name:
+            raise NotOurs(
+                f"a container named {facts.name} was not made from the rendered files",
+                f"look at it (docker inspect {facts.name}), then docker rm -f {facts.name}",
+            )
+        return facts
+
+    def _needed_compose(self) -> Compose:
+        if self._compose is None:
+            self._compose = compose.require_compose()
+        return self._compose
+
+    def _environment(self) -> dict[str, str]:
+        port = {} if self._port is None else {"SM86_PORT": str(self._port)}
+        return {**self._overrides, **port}
+
+    def _service(self) -> Service:
+        if self._resolved is None:
+            self._resolved = compose.read_service(
+                self._needed_compose(), self._root, self.envelope.name, self._environment()
+            )
+        return self._resolved
+
+
+def _seconds(rfc3339: str) -> float:
+    """Seconds since the epoch; nanoseconds are cut to what datetime reads."""
+    head, dot, rest = rfc3339.partition(".")
+    digits = rest.rstrip("Z")[:6]
+    try:
+        return datetime.fromisoformat(head.rstrip("Z") + (f".{digits}" if dot else "") + "+00:00").timestamp()
+    except ValueError:
+        return 0.0
