@@ -7,7 +7,7 @@ and the process that wrote it where a prefix names one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sm86.manifest import Value
 from sm86.verify.lines import Source
@@ -101,6 +101,20 @@ class ContextReduced(Event):
     """The engine fitted the context to its memory; both in tokens, equal where the whole context fits."""
 
     asked: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContextRefused(Event):
+    """The engine refuses a context that is longer than the model's (tokens)."""
+
+    asked: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeQueryLength(Event):
+    """Tokens that one decode step asks of each sequence, as the attention indexer was built for: 1 without drafts."""
+
     tokens: int
 
 
@@ -269,7 +283,8 @@ class GraphEstimate(Event):
 
 @dataclass(frozen=True, slots=True)
 class GraphProgress(Event):
-    """The capture bar of one family, such as "decode, FULL"; `family` is "" where the bar names none."""
+    """The capture bar of one family: "decode, FULL", "mixed prefill-decode, PIECEWISE" (V1 runner), "FULL" (V2 runner),
+    "prefill, FULL" (drafts); "" where the bar names none."""
 
     family: str
     done: int
@@ -317,7 +332,9 @@ class StartupComplete(Event):
 
 @dataclass(frozen=True, slots=True)
 class ShutdownStarted(Event):
-    """An orderly end began (a signal, or the server closing down)."""
+    """An end began. by_signal: somebody asked for it; else the server closes down, which it also does after a death."""
+
+    by_signal: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,4 +380,4 @@ class EngineStats(Event):
     generation_tok_s: float
     running: int
     waiting: int
-    kv_percent: float = field(default=0.0)
+    kv_percent: float

@@ -7,10 +7,11 @@ a shape in which no wording's needle occurs is remembered and passed over from t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from sm86.verify import events as ev
 from sm86.verify.lines import SEGMENT_LIMIT, Blocks, Message, Source, decode, last_source, messages
-from sm86.verify.wordings import WORDINGS, At, Wording
+from sm86.verify.wordings import LAUNCHER, WORDINGS, At
 
 _VARIABLE = b"0123456789.,"
 """Taken out of a line to get its shape. A needle loses them too, so a line with a needle always has it in its shape."""
@@ -105,17 +106,29 @@ class LogReader:
         return found
 
     def _read_message(self, number: int, message: Message, finished: bool) -> Iterable[ev.Event]:
-        at = At(number, message.text[:_TEXT_LIMIT], message.source)
         whole = At(number, message.text, message.source)
+        if message.text.startswith(LAUNCHER.needle):
+            event = LAUNCHER.read(whole) if finished else None
+            if event is not None:
+                self._forget_bars(event)
+                yield event
+                return
+        quoted = message.level in ("INFO", "DEBUG")
         for wording in self._wordings:
-            if wording.needle in message.text and (finished or not wording.open_end):
-                event = _event_of(wording, whole, at)
-                if event is not None and self._is_new(event):
-                    yield event
+            if wording.needle not in message.text or (wording.trouble and quoted):
+                continue
+            if not finished and wording.open_end:
+                continue
+            event = wording.read(whole)
+            if event is not None and self._is_new(event):
+                yield event if isinstance(event, _WHOLE_TEXT) else _shortened(event)
 
-    def _is_new(self, event: ev.Event) -> bool:
+    def _forget_bars(self, event: ev.Event) -> None:
         if isinstance(event, (ev.EngineInitialised, ev.ManifestMark)):
             self._bars.clear()
+
+    def _is_new(self, event: ev.Event) -> bool:
+        self._forget_bars(event)
         if not isinstance(event, _BARS):
             return True
         key = (type(event), event.family if isinstance(event, ev.GraphProgress) else "")
@@ -127,12 +140,9 @@ class LogReader:
         return True
 
 
-def _event_of(wording: Wording, whole: At, short: At) -> ev.Event | None:
-    event = wording.read(whole)
-    # only these few are needed whole; anything else could be a megabyte of someone's prompt
-    if event is None or len(whole.text) <= _TEXT_LIMIT or isinstance(event, _WHOLE_TEXT):
-        return event
-    return wording.read(short) or event
+def _shortened(event: ev.Event) -> ev.Event:
+    # only a few texts are needed whole; any other could be a megabyte of somebody's prompt
+    return event if len(event.text) <= _TEXT_LIMIT else replace(event, text=event.text[:_TEXT_LIMIT])
 
 
 def read_events(chunks: Iterable[bytes], traffic: bool = False) -> Iterable[ev.Event]:
