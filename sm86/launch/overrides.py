@@ -186,6 +186,7 @@ _HOST_NAMES = (
     "SM86_IMAGE",
     "SM86_CPU_IMAGE",
     "SM86_BASE_IMAGE",
+    "SM86_PULL",
     "SM86_MODELS_DIR",
     "SM86_MODEL",
     "SM86_BIND",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sm86.errors import CouldNotRun
 from sm86.launch.overrides import BY_NAME
+from sm86.render.variables import BIND, PORT, PULL, PULL_POLICIES
 
 LIMIT_BYTES = 1 << 20
 
@@ -156,7 +157,8 @@ def _is_address(value: str) -> bool:
 
 
 _TESTS: dict[str, tuple[Callable[[str], bool], str]] = {
-    "SM86_PORT": (_is_port, "give a port from 1 to 65535"),
-    "SM86_BIND": (_is_address, "give an IP address of this machine: 127.0.0.1, or 0.0.0.0 for all"),
+    PORT: (_is_port, "give a port from 1 to 65535"),
+    PULL: (PULL_POLICIES.__contains__, f"give one of: {', '.join(PULL_POLICIES)}"),
+    BIND: (_is_address, "give an IP address of this machine: 127.0.0.1, or 0.0.0.0 for all"),
 }
 """What Compose would refuse with words that do not name the variable."""

@@ -66,6 +66,7 @@ class Service:
     title: str
     caveat: str
     image: str
+    pull_policy: str
     target: str
     build_args: tuple[tuple[str, str], ...]
     command: tuple[str, ...]
@@ -92,6 +93,7 @@ def service_of(envelope: Envelope, pins: Pins) -> Service:
         title=envelope.title,
         caveat=envelope.caveat,
         image=variable(variables.IMAGE[target], image_name(target)),
+        pull_policy=variable(variables.PULL, variables.PULL_DEFAULT),
         target=target,
         build_args=_build_args(target, pins),
         command=_command(envelope),

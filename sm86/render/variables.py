@@ -11,6 +11,7 @@ from sm86.spec.envelope import Envelope
 
 IMAGE = {"gpu": "SM86_IMAGE", "cpu": "SM86_CPU_IMAGE"}
 BASE_IMAGE = "SM86_BASE_IMAGE"
+PULL = "SM86_PULL"
 MODELS_DIR = "SM86_MODELS_DIR"
 MODEL = "SM86_MODEL"
 API_KEY_FILE = "SM86_API_KEY_FILE"
@@ -22,6 +23,10 @@ MODELS_DIR_DEFAULT = "./models"
 NO_KEY_FILE = "/dev/null"
 BIND_DEFAULT = "127.0.0.1"
 PORT_DEFAULT = "8000"
+PULL_DEFAULT = "never"
+PULL_POLICIES = ("never", "missing", "always")
+"""Compose's words. By default a missing image is built here: the default names are in no registry, and asking one
+that does not answer takes minutes."""
 
 GROUPS = ("Server", "Model", "GPUs", "One run", "Images")
 """Headings of `.env.example`, in order."""
@@ -98,6 +103,12 @@ def settings(envelopes: Sequence[Envelope]) -> tuple[Variable, ...]:
         Variable(IMAGE["gpu"], "Images", "image of the rig's envelopes", default=image_name("gpu")),
         Variable(IMAGE["cpu"], "Images", "image of cpu-smoke", default=image_name("cpu")),
         Variable(BASE_IMAGE, "Images", "image that both are built from", default=OFFICIAL_BASE),
+        Variable(
+            PULL,
+            "Images",
+            "never: a missing image is built here; missing or always: it comes from the registry that its name says",
+            default=PULL_DEFAULT,
+        ),
     )
     both = own + PER_RUN
     return tuple(variable for group in GROUPS for variable in both if variable.group == group)

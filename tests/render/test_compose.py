@@ -111,6 +111,7 @@ def test_a_service_keeps_its_promises(clone: Clone, name: str) -> None:
     envelope, service = clone.envelopes[name], clone.service(name)
     assert service["container_name"] == name
     assert service["profiles"] == [name]
+    assert service["pull_policy"] == "never"
     assert service["init"] is True
     assert service["restart"] == "on-failure:3"
     assert service["cap_drop"] == ["ALL"]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sm86.errors import CouldNotRun
+from sm86.launch.overrides import KNOWN_SM86_NAMES
 from sm86.render.dotenv import check_dotenv, problems
 from sm86.render.variables import settings
 from sm86.spec import load_all
@@ -56,6 +57,7 @@ BAD = (
     (b"SM86_PORT=9000\n\nSM86_PORT=9001\n", 3, "set again (first in line 1)"),
     (b"SM86_PORT=http\n", 1, "SM86_PORT is 'http'"),
     (b"SM86_PORT=70000\n", 1, "SM86_PORT is '70000'"),
+    (b"SM86_PULL=sometimes\n", 1, "SM86_PULL is 'sometimes'"),
     (b"SM86_BIND=localhost\n", 1, "SM86_BIND is 'localhost'"),
     (b"FUSE_ALLREDUCE_RMS=yes\n", 1, "FUSE_ALLREDUCE_RMS is 'yes'"),
     (b"SM86_MAX_NUM_BATCHED_TOKENS=2.0\n", 1, "not a whole number"),
@@ -80,6 +82,10 @@ def test_a_fault_is_named_with_its_line(tmp_path: Path, data: bytes, line: int, 
 
 def test_a_misspelt_name_gets_the_nearest() -> None:
     assert "did you mean SM86_PORT?" in problems(b"SM86_PROT=9000\n", KNOWN)[0].mend
+
+
+def test_the_launcher_knows_every_name_too() -> None:
+    assert {name for name in KNOWN if name.startswith("SM86_")} <= KNOWN_SM86_NAMES
 
 
 def test_every_fault_is_told_at_once() -> None:
