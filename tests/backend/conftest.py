@@ -19,6 +19,7 @@ NEEDS_TORCH = (
     "test_attention_reference.py",
     "test_compiled.py",
     "test_hooks_runtime.py",
+    "test_nan_watch.py",
     "test_checkpoint.py",
 )
 if DEVICE == "cpu":

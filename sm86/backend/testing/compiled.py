@@ -3,7 +3,8 @@
     python -m sm86.backend.testing.compiled            # a table; exit code 1 if a limit is broken
 
 Triton kernels are compiled by Triton for (cuda, 86); CUDA sources by nvcc for sm_86 where nvcc is installed.
-Checked: no e4m3 type, no bulk copies, barriers or warp-group products of later chips, no spills, shared memory at most 99 KiB.
+Checked: no e4m3 type, no bulk copies, barriers or warp-group products of later chips, no spills, and shared memory
+of at most 99 KiB.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sm86.backend.attention.build import cuda_resources, find_nvcc
 
 SHARED_LIMIT = 99 * 1024
 REGISTER_LIMIT = 255
@@ -21,7 +25,7 @@ FORBIDDEN = ("e4m3", "e5m2", "cp.async.bulk", "mbarrier", "wgmma", "tcgen05", "t
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """One kernel on SM86: registers per thread, bytes of spills and of shared memory, warps, and what is wrong with it."""
+    """One kernel on SM86: registers per thread, bytes of spills and of shared memory, warps, and its faults."""
 
     kernel: str
     form: str
@@ -46,7 +50,10 @@ def faults_of(registers: int, spills: int, shared: int, text: str) -> tuple[str,
     return tuple(found)
 
 
-def _triton_cases() -> Iterator[tuple[str, str, object, dict[str, str], dict[str, object], dict[str, int]]]:
+Case = tuple[str, str, Any, dict[str, str], dict[str, Any], dict[str, int]]
+
+
+def _triton_cases() -> Iterator[Case]:
     """(kernel, form, function, signature, constexprs, options): the shapes that serving launches."""
     from sm86.backend.kernels import compress, indexer_logits, indexer_query, mhc_gemm, output_projection
 
@@ -72,7 +79,7 @@ def _triton_cases() -> Iterator[tuple[str, str, object, dict[str, str], dict[str
         ("C128 main", 512, 512, 128, 128, 8, 2),
         ("C4 indexer", 128, 256, 4, 8, 4, 64),
     ):
-        constants = {
+        constants: dict[str, Any] = {
             "DIMS": dims,
             "WIDTH": width,
             "RATIO": ratio,
@@ -82,7 +89,14 @@ def _triton_cases() -> Iterator[tuple[str, str, object, dict[str, str], dict[str
             "ENTRIES": entries,
             "MAIN": dims == 512,
         }
-        yield "compress", form, compress.compress_kernel, compress_args, constants, {"num_warps": 8 if dims == 512 else 2}
+        yield (
+            "compress",
+            form,
+            compress.compress_kernel,
+            compress_args,
+            constants,
+            {"num_warps": 8 if dims == 512 else 2},
+        )
     query_args = {
         "query": "*bf16",
         "query_token_stride": "i32",
@@ -204,6 +218,14 @@ def triton_resources() -> list[Resources]:
     return result
 
 
+def cuda_kernels() -> list[Resources]:
+    """Every CUDA kernel compiled by nvcc for SM86."""
+    return [
+        Resources(kernel, form, registers, spills, shared, warps, faults_of(registers, spills, shared, ptx))
+        for kernel, form, registers, spills, shared, warps, ptx in cuda_resources()
+    ]
+
+
 def table(rows: list[Resources]) -> str:
     """Markdown, one line per kernel."""
     lines = ["| kernel | form | registers | spills | shared memory B | warps |", "|---|---|---|---|---|---|"]
@@ -215,17 +237,10 @@ def table(rows: list[Resources]) -> str:
 
 def main(arguments: list[str]) -> int:
     rows = triton_resources()
-    try:
-        from sm86.backend.attention.build import cuda_resources, find_nvcc
-    except ImportError:
-        pass
+    if find_nvcc() is None:
+        print("no nvcc: the CUDA sources were not compiled", file=sys.stderr)
     else:
-        if find_nvcc() is None:
-            print("no nvcc: the CUDA sources were not compiled", file=sys.stderr)
-        else:
-            rows += [Resources(faults=faults_of(*facts[2:5], facts[6]), **dict(zip(
-                ("kernel", "form", "registers", "spill_bytes", "shared_bytes", "warps"), facts[:6], strict=True)))
-                for facts in cuda_resources()]
+        rows += cuda_kernels()
     print(json.dumps([asdict(row) for row in rows], indent=1) if "--json" in arguments else table(rows))
     broken = [f"{row.kernel} {row.form}: {fault}" for row in rows for fault in row.faults]
     print("\n".join(broken), file=sys.stderr)

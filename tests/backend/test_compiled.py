@@ -1,0 +1,57 @@
+"""Every kernel compiled for SM86 without a GPU: it fits, does not spill, and names nothing SM86 lacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sm86.backend.attention.build import dynamic_shared_bytes, find_nvcc
+from sm86.backend.testing.compiled import SHARED_LIMIT, faults_of
+
+
+@pytest.fixture(scope="module")
+def report() -> list[dict]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "sm86.backend.testing.compiled", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_every_kernel_fits(report: list[dict]) -> None:
+    assert all(not row["faults"] for row in report), report
+    assert all(row["spill_bytes"] == 0 and row["shared_bytes"] <= SHARED_LIMIT for row in report)
+
+
+def test_every_triton_kernel_is_in_the_report(report: list[dict]) -> None:
+    names = {row["kernel"] for row in report}
+    assert {"compress", "indexer_query", "indexer_logits", "inverse_rope", "mhc_gemm"} <= names
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc on this machine: CUDA sources not compiled")
+def test_the_cuda_kernel_is_in_the_report_and_lets_two_blocks_share_a_multiprocessor(report: list[dict]) -> None:
+    rows = [row for row in report if row["kernel"] == "sparse_mla"]
+    assert len(rows) == 6
+    for row in rows:
+        assert 2 * row["registers"] * 256 <= 65536
+        assert 2 * (row["shared_bytes"] + 1024) <= 100 * 1024
+    assert dynamic_shared_bytes(64) == 49920
+
+
+@pytest.mark.parametrize(
+    ("text", "spills", "shared", "fault"),
+    [
+        ("cvt.rn.satfinite.e4m3x2.f32 %r1", 0, 0, "e4m3"),
+        ("cp.async.bulk.tensor.2d", 0, 0, "cp.async.bulk"),
+        ("wgmma.mma_async", 0, 0, "wgmma"),
+        ("add.s32", 4, 0, "spills"),
+        ("add.s32", 0, 99 * 1024 + 1, "shared"),
+    ],
+)
+def test_the_check_can_fail(text: str, spills: int, shared: int, fault: str) -> None:
+    assert any(fault in found for found in faults_of(32, spills, shared, text))
+    assert faults_of(32, 0, 1024, "// e4m3 in a comment\nadd.s32 %r1") == ()
