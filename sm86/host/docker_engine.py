@@ -17,6 +17,7 @@ from sm86.image.names import target_of
 from sm86.spec import Envelope
 from sm86.spec.argv import CONTAINER_PORT
 
+DIGEST_LABEL = "sm86.envelope-digest"
 SERVICE_LABEL = "com.docker.compose.service"
 DEFAULT_GRACE_S = 30
 
@@ -152,6 +153,22 @@ class DockerEngine:
         facts = self._facts()
         if facts and facts.is_up:
             self._docker.stop(facts.id, DEFAULT_GRACE_S if facts.stop_grace_s is None else facts.stop_grace_s)
+
+    def differs(self) -> str | None:
+        facts = self._facts()
+        if facts is None:
+            return None
+        digest = facts.labels.get(DIGEST_LABEL)
+        if digest != self.envelope.digest():
+            return "its envelope was another one (the file has changed since)"
+        published = facts.published(CONTAINER_PORT)
+        if self._port is not None and published and published[1] != self._port:
+            return f"it publishes port {published[1]}"
+        for name, value in self._overrides.items():
+            has = facts.environment.get(name)
+            if has != value:
+                return f"it has {name}={has}" if has is not None else f"it was started without {name}"
+        return None
 
     def _facts(self) -> ContainerFacts | None:
         facts = self._docker.container(self.envelope.name)

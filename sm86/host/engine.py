@@ -9,55 +9,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from sm86.boot.state import CREATED, EXITED, MISSING, RESTARTING, RUNNING, EngineState
 from sm86.spec import Envelope
 
+__all__ = [
+    "CREATED",
+    "ENGINES",
+    "EXITED",
+    "MISSING",
+    "RESTARTING",
+    "RUNNING",
+    "EngineState",
+    "ServerEngine",
+    "Stopped",
+]
+
 ENGINES = ("docker", "local")
-
-MISSING = "missing"
-CREATED = "created"
-RUNNING = "running"
-RESTARTING = "restarting"
-EXITED = "exited"
-
-
-@dataclass(frozen=True, slots=True)
-class EngineState:
-    """What is known of the server's process right now.
-
-    kind: MISSING (never started, or removed), CREATED (made, never ran), RUNNING, RESTARTING (died, will run
-    again by its restart policy), EXITED.
-    exit_code: of the last end, as a shell shows it (128 + signal); None while running or where nobody saw it.
-    oom_killed: the kernel ended it for want of memory. restart_count: how often the policy started it again.
-    health: the container's health check, "" where there is none; error: the engine's words when it could not start it.
-    """
-
-    kind: str
-    exit_code: int | None = None
-    oom_killed: bool = False
-    restart_count: int = 0
-    restart_cap: int = 0
-    health: str = ""
-    error: str = ""
-    started_at: str = ""
-    image_id: str | None = None
-
-    @property
-    def is_up(self) -> bool:
-        """A process runs, or soon will again."""
-        return self.kind in (RUNNING, RESTARTING)
-
-    @property
-    def has_died(self) -> bool:
-        """The process ended at least once, on its own or by a signal, since it was started."""
-        return self.kind in (EXITED, RESTARTING) or self.restart_count > 0
-
-    def words(self) -> str:
-        """One plain clause: "running, healthy", "exited with code 137 (out of memory)"."""
-        if self.kind == EXITED:
-            code = "an unknown code" if self.exit_code is None else f"code {self.exit_code}"
-            return f"exited with {code}{' (killed for want of memory)' if self.oom_killed else ''}"
-        again = f", restarted {self.restart_count} times" if self.restart_count else ""
-        return f"{self.kind}{', ' + self.health if self.health else ''}{again}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +63,14 @@ class ServerEngine(Protocol):
 
     def stop(self) -> Stopped:
         """End the server and all its processes within its stop grace and a little; caches and weights stay."""
+        ...
+
+    def halt(self) -> None:
+        """End what is left of a server that has died: it is not restarted; its state and log stay for inspection."""
+        ...
+
+    def differs(self) -> str | None:
+        """What the running server has otherwise than `start` would make it, in words; None where nothing differs."""
         ...
 
     def describe(self) -> str:

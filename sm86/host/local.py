@@ -63,6 +63,7 @@ class Run:
     oom_kills: int | None = None
     exit_code: int | None = None
     oom_killed: bool = False
+    digest: str = ""
 
 
 class LocalEngine:
@@ -172,19 +173,38 @@ class LocalEngine:
         run = self._run()
         if run is None:
             return Stopped(was, 0.0)
-        members = self._members(run)
-        for member in members:
-            processes.send(member.pid, signal.SIGTERM)
-        members = self._wait(run, self._grace_s) if members else []
-        forced = bool(members)
-        for member in members:
-            processes.send(member.pid, signal.SIGKILL)
-        left = self._wait(run, KILLED_WITHIN_S) if forced else []
+        forced, left = self._end(run)
         if not left:
             # the log stays for whoever asks what happened
             (self.folder / "server.json").unlink(missing_ok=True)
             self._child = None
         return Stopped(was, time.monotonic() - began, forced, tuple(f"{p.pid} ({p.title})" for p in left))
+
+    def halt(self) -> None:
+        run = self._run()
+        if run is not None:
+            self._end(run)
+            self.state()
+
+    def differs(self) -> str | None:
+        run = self._run()
+        if run is None or self._launch is None:
+            return None
+        if run.digest != self.envelope.digest():
+            return "its envelope was another one (the file has changed since)"
+        if run.argv != self.argv():
+            return f"it was started as: {' '.join(run.argv[4:])}"
+        return None
+
+    def _end(self, run: Run) -> tuple[bool, list[processes.Process]]:
+        """End every process of the run: whether SIGKILL was needed, and what is still there."""
+        members = self._members(run)
+        for member in members:
+            processes.send(member.pid, signal.SIGTERM)
+        members = self._wait(run, self._grace_s) if members else []
+        for member in members:
+            processes.send(member.pid, signal.SIGKILL)
+        return bool(members), self._wait(run, KILLED_WITHIN_S) if members else []
 
     def leftovers(self) -> tuple[str, ...]:
         """Processes of the server's session that outlived its first process; empty while that runs."""
@@ -229,6 +249,7 @@ class LocalEngine:
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             argv=argv,
             oom_kills=processes.oom_kills(),
+            digest=self.envelope.digest(),
         )
         try:
             self._save(run)

@@ -44,7 +44,7 @@ def make(tmp_path):
         engine.stop()
 
 
-def until(condition, seconds=5.0):
+def until(condition, seconds=30.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"

@@ -1,0 +1,123 @@
+"""Which kind of failure ended a boot: the table of kinds applied to what is known. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sm86.boot.kinds import KINDS, RANK_WAITS, STAGE_OF_FRAME, Case, Kind
+from sm86.boot.scan import Line, Scanner
+
+SHOWN_LINES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The verdict on a failed boot. kind: a name from KINDS; lines: (number, text) of the log that show it."""
+
+    kind: str
+    what: str
+    mend: str
+    lines: tuple[tuple[int, str], ...] = ()
+
+
+UNKNOWN = "unknown"
+
+_WATCHED = {RANK_WAITS: (r"No available shared memory broadcast block found",), "mend": (r"^mend: ",)}
+_CONSEQUENCES = (
+    r"Engine core initialization failed",
+    r"See (?:root cause|stack trace) \(?above",
+    r"See stack trace for root cause",
+    r"EngineDeadError",
+    r"WorkerProc initialization failed",
+)
+
+
+def make_scanner() -> Scanner:
+    """A scanner that keeps what the table asks for."""
+    patterns: dict[str, tuple[str, ...]] = {}
+    for kind in KINDS:
+        if kind.words:
+            patterns[kind.name] = tuple(dict.fromkeys((*patterns.get(kind.name, ()), *kind.words)))
+    return Scanner({**patterns, **_WATCHED}, STAGE_OF_FRAME)
+
+
+def classify(case: Case) -> Failure:
+    """The first kind of the table that the case fits; "unknown" with the last lines where none does."""
+    for kind in KINDS:
+        lines = _shown(case, kind)
+        if kind.words and not lines and not _needs_no_line(case, kind):
+            continue
+        if kind.sees(case, lines):
+            return _failure(case, kind, lines)
+    return Failure(
+        UNKNOWN,
+        f"the boot failed in phase {case.phases.current}: {case.state.words()}",
+        f"see its last lines: invoke logs --envelope {case.envelope.name} --tail 100",
+        _as_shown(case.scanner.tail(SHOWN_LINES)),
+    )
+
+
+def _needs_no_line(case: Case, kind: Kind) -> bool:
+    # the engine's own word is enough for this one: the kernel leaves no line in the server's log
+    return kind.name == "host OOM" and case.state.oom_killed
+
+
+def _shown(case: Case, kind: Kind) -> tuple[Line, ...]:
+    if not kind.words:
+        return ()
+    pattern = re.compile("|".join(f"(?:{one})" for one in kind.words))
+    lines = [line for line in case.scanner.matches(kind.name) if pattern.search(line.text)]
+    if kind.stage:
+        lines = [line for line in lines if case.stage_of(line) in kind.stage]
+    if kind.name == "engine error":
+        causes = [line for line in lines if not any(re.search(words, line.text) for words in _CONSEQUENCES)]
+        lines = causes[-1:] or lines[-1:]
+    return tuple(lines)
+
+
+def _failure(case: Case, kind: Kind, lines: tuple[Line, ...]) -> Failure:
+    found = _cut(lines[0].text if lines else "")
+    mend = kind.mend
+    if kind.name == "refused by the launcher":
+        # the launcher's own two lines are better than any of ours; the last refusal is the one that ended it
+        found = lines[-1].text.removeprefix("sm86: ")
+        told = case.scanner.matches("mend")
+        mend = told[-1].text.removeprefix("mend: ") if told else "mend what it names, then start again"
+        lines = (lines[-1], *told[-1:])
+    code = case.state.exit_code
+    facts = {
+        "phase": case.phases.current,
+        "code": "unknown" if code is None else code,
+        "signal": _signal_name(code),
+        "restarts": case.state.restart_count,
+        "cap": case.state.restart_cap or "no limit",
+        "seconds": f"{case.expired.seconds:.0f}" if case.expired else "0",
+        "found": found,
+        "detail": _cut(case.state.error),
+        "name": case.envelope.name,
+        "health": case.health or "nothing",
+        "mend": mend,
+    }
+    shown = lines or case.scanner.tail(SHOWN_LINES)
+    return Failure(
+        kind.name, kind.what.format(**facts), mend.format(**facts) if mend is kind.mend else mend, _as_shown(shown)
+    )
+
+
+def _as_shown(lines: tuple[Line, ...]) -> tuple[tuple[int, str], ...]:
+    return tuple((line.number, line.text) for line in lines[:SHOWN_LINES])
+
+
+def _cut(text: str, length: int = 160) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def _signal_name(code: int | None) -> str:
+    import signal
+
+    try:
+        return signal.Signals((code or 0) - 128).name
+    except ValueError:
+        return "unknown"
