@@ -1,0 +1,1 @@
+"""What is in an image, proven from outside: a probe that runs inside, rules that judge its facts, a comparison."""
