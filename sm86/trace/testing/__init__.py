@@ -1,0 +1,1 @@
+"""Traces with known totals, for tests and benchmarks."""

@@ -1,0 +1,245 @@
+"""Steps or graphs (units) added up as they come: by shape, by kernel position, by bucket. Pure.
+
+Two units have one shape when they ran the same kernels equally often, whatever the order across
+streams. Everything is kept per shape, so that units of a partial shape can be left out at the end,
+when it is known which shapes are usual.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sm86.trace.kernels import COLLECTIVES, Bucket, Kind
+from sm86.trace.layers import Placement, place
+
+PLAN_LIMIT = 256
+SHAPE_LIMIT = 2048
+BUCKETS = len(Bucket)
+
+
+@dataclass(slots=True)
+class Unit:
+    """One step or graph: its GPU events in the order of their starts.
+
+    names, streams: small numbers; starts, durations: ns; launch: when the CPU launched it, ns;
+    label: units of another label never share a shape (decode and prefill steps; graph ids);
+    incomplete: a graph of it is known to lack kernels.
+    """
+
+    names: array[int]
+    streams: array[int]
+    starts: list[int]
+    durations: list[int]
+    launch: int
+    label: str = ""
+    incomplete: bool = False
+    graphs: int = 0
+
+    def sums(self) -> tuple[int, int, int]:
+        """(sum, busy, span) in ns: of all durations; union over the streams; first start to last end."""
+        end, busy = self.starts[0], 0
+        for start, duration in zip(self.starts, self.durations, strict=True):
+            stop = start + duration
+            if start >= end:
+                busy += duration
+                end = stop
+            elif stop > end:
+                busy += stop - end
+                end = stop
+        return sum(self.durations), busy, end - self.starts[0]
+
+
+@dataclass(slots=True)
+class Plan:
+    """One order of kernels seen, with its placement and the time summed at each position (ns)."""
+
+    shape: Shape
+    placement: Placement
+    names: array[int]
+    time: list[int]
+    collectives: tuple[int, ...]
+    units: int = 0
+
+
+@dataclass(slots=True)
+class Shape:
+    """All units that ran the same kernels equally often. Per unit: four times (ns) and its bucket sums.
+
+    cells: (layer, bucket) -> [calls, ns]; name_cells: (bucket, name) -> [calls, ns];
+    collective_time: the durations of the collectives of one unit after the other, each in order.
+    """
+
+    label: str
+    multiset: Counter[int]
+    nodes: int
+    graphs: int
+    kinds: tuple[str, ...]
+    collective_buckets: tuple[Bucket, ...]
+    incomplete: bool = False
+    starts: array[int] = field(default_factory=lambda: array("q"))
+    sums: array[int] = field(default_factory=lambda: array("q"))
+    busy: array[int] = field(default_factory=lambda: array("q"))
+    spans: array[int] = field(default_factory=lambda: array("q"))
+    bucket_time: array[int] = field(default_factory=lambda: array("q"))
+    collective_time: array[int] = field(default_factory=lambda: array("q"))
+    cells: dict[tuple[int, Bucket], list[int]] = field(default_factory=dict)
+    name_cells: dict[tuple[Bucket, int], list[int]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return len(self.sums)
+
+
+class Tally:
+    """Adds up the units of one view (all steps, or all graphs) of one file.
+
+    The unit launched first is held back: CUPTI can lose kernels at the start of a session, so the
+    first unit is never averaged while enough others are there (`Usual.first`).
+    """
+
+    def __init__(self, kind_by_name: Sequence[Kind]) -> None:
+        """kind_by_name: the kind of each name number; may grow while units come."""
+        self._kind_by_name = kind_by_name
+        self._plans: dict[tuple[bytes, bytes, str, bool], Plan] = {}
+        self.shapes: dict[tuple[str, bool, frozenset[tuple[int, int]]], Shape] = {}
+        self.held: Unit | None = None
+        self.beyond_limit = 0
+        self.units = 0
+        self.example: Unit | None = None
+        self._example_shape: Shape | None = None
+        self._example_distance = 0.0
+
+    def add(self, unit: Unit) -> None:
+        """Count one unit. It must have at least one GPU event."""
+        self.units += 1
+        if self.held is None:
+            self.held = unit
+        elif unit.launch < self.held.launch:
+            self.held, later = unit, self.held
+            self._count(later)
+        else:
+            self._count(unit)
+
+    def release_held(self) -> None:
+        """Count the first unit as well: too few others are there."""
+        if self.held is not None:
+            unit, self.held = self.held, None
+            self._count(unit)
+
+    def finish(self) -> None:
+        """Bring what stands in the plans to the shapes. Call once, after the last unit."""
+        for plan in self._plans.values():
+            _settle(plan)
+        self._plans.clear()
+
+    def plan(self, unit: Unit) -> Placement:
+        """The placement of `unit`'s kernels."""
+        return place([self._kind_by_name[name] for name in unit.names], unit.streams)
+
+    def _count(self, unit: Unit) -> None:
+        plan = self._plan_of(unit)
+        if plan is None:
+            self.beyond_limit += 1
+            return
+        shape = plan.shape
+        durations = unit.durations
+        plan.time = [a + b for a, b in zip(plan.time, durations, strict=True)] if plan.units else list(durations)
+        plan.units += 1
+        total, busy, span = unit.sums()
+        shape.starts.append(unit.starts[0])
+        shape.sums.append(total)
+        shape.busy.append(busy)
+        shape.spans.append(span)
+        by_bucket = [0] * BUCKETS
+        for bucket, duration in zip(plan.placement.buckets, durations, strict=True):
+            by_bucket[bucket] += duration
+        shape.bucket_time.extend(by_bucket)
+        shape.collective_time.extend([durations[index] for index in plan.collectives])
+        self._consider_example(unit, shape, span)
+
+    def _plan_of(self, unit: Unit) -> Plan | None:
+        key = (unit.names.tobytes(), unit.streams.tobytes(), unit.label, unit.incomplete)
+        plan = self._plans.get(key)
+        if plan is not None:
+            return plan
+        placement = self.plan(unit)
+        multiset = Counter(unit.names)
+        shape_key = (unit.label, unit.incomplete, frozenset(multiset.items()))
+        shape = self.shapes.get(shape_key)
+        collectives = tuple(i for i, bucket in enumerate(placement.buckets) if bucket in COLLECTIVES)
+        if shape is None:
+            if len(self.shapes) >= SHAPE_LIMIT:
+                return None
+            shape = Shape(
+                label=unit.label,
+                multiset=multiset,
+                nodes=len(unit.names),
+                graphs=unit.graphs,
+                kinds=placement.kinds,
+                collective_buckets=tuple(placement.buckets[i] for i in collectives),
+                incomplete=unit.incomplete,
+            )
+            self.shapes[shape_key] = shape
+        if len(self._plans) >= PLAN_LIMIT:
+            self.finish()
+        plan = Plan(shape, placement, unit.names, [], collectives)
+        self._plans[key] = plan
+        return plan
+
+    def _consider_example(self, unit: Unit, shape: Shape, span: int) -> None:
+        """Keep one unit to draw: of the shape with most GPU events, one near to the mean span of late."""
+        recent = shape.spans[-64:]
+        distance = abs(span - sum(recent) / len(recent))
+        known = self._example_shape
+        heavier = known is None or (shape is not known and shape.count * shape.nodes > known.count * known.nodes)
+        if heavier or (shape is known and distance < self._example_distance):
+            self.example, self._example_shape, self._example_distance = unit, shape, distance
+
+
+def _settle(plan: Plan) -> None:
+    """Add the summed times of one order of kernels to its shape, by layer and bucket and by name."""
+    shape, units = plan.shape, plan.units
+    for name, bucket, layer, time in zip(
+        plan.names, plan.placement.buckets, plan.placement.layers, plan.time, strict=True
+    ):
+        cell = shape.cells.setdefault((layer, bucket), [0, 0])
+        cell[0] += units
+        cell[1] += time
+        named = shape.name_cells.setdefault((bucket, name), [0, 0])
+        named[0] += units
+        named[1] += time
+
+
+def partial_shapes(shapes: Sequence[Shape]) -> set[int]:
+    """Which of `shapes` (by index) hold units that lost kernels.
+
+    That is: marked incomplete; or of a graph id whose usual node count is higher; or the kernels of
+    another shape of the same label with some missing, seen at most a third as often as that one.
+    """
+    lost: set[int] = {i for i, shape in enumerate(shapes) if shape.incomplete}
+    by_label: dict[str, list[int]] = {}
+    for index, shape in enumerate(shapes):
+        by_label.setdefault(shape.label, []).append(index)
+    for label, members in by_label.items():
+        if label.startswith("graph "):
+            nodes: Counter[int] = Counter()
+            for index in members:
+                nodes[shapes[index].nodes] += shapes[index].count
+            usual = max(nodes.items(), key=lambda item: (item[1], item[0]))[0]
+            lost.update(index for index in members if shapes[index].nodes < usual)
+            continue
+        frequent = sorted((i for i in members if shapes[i].count >= 3), key=lambda i: -shapes[i].count)[:64]
+        for index in members:
+            shape = shapes[index]
+            if any(
+                shapes[other].nodes > shape.nodes
+                and 3 * shape.count <= shapes[other].count
+                and shape.multiset <= shapes[other].multiset
+                for other in frequent
+                if other != index
+            ):
+                lost.add(index)
+    return lost
