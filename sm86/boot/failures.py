@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sm86.boot.kinds import KINDS, RANK_WAITS, STAGE_OF_FRAME, Case, Kind
+from sm86.boot.kinds import KINDS, MEND, RANK_WAITS, STAGE_OF_FRAME, STOPPED, Case, Kind
 from sm86.boot.scan import Line, Scanner
 
 SHOWN_LINES = 6
@@ -13,17 +13,23 @@ SHOWN_LINES = 6
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The verdict on a failed boot. kind: a name from KINDS; lines: (number, text) of the log that show it."""
+    """The verdict on a failed boot. kind: a name from KINDS; lines: (number, text) of the log that show it;
+    could_not_run: nothing was started that could be judged (a refusal, not a failure)."""
 
     kind: str
     what: str
     mend: str
     lines: tuple[tuple[int, str], ...] = ()
+    could_not_run: bool = False
 
 
 UNKNOWN = "unknown"
 
-_WATCHED = {RANK_WAITS: (r"No available shared memory broadcast block found",), "mend": (r"^mend: ",)}
+_NOTICES = {
+    RANK_WAITS: (r"No available shared memory broadcast block found",),
+    STOPPED: (r"\[shutdown\] .*(?:shutdown triggered|trigger received signal)",),
+    MEND: (r"^mend: ",),
+}
 _CONSEQUENCES = (
     r"Engine core initialization failed",
     r"See (?:root cause|stack trace) \(?above",
@@ -39,7 +45,7 @@ def make_scanner() -> Scanner:
     for kind in KINDS:
         if kind.words:
             patterns[kind.name] = tuple(dict.fromkeys((*patterns.get(kind.name, ()), *kind.words)))
-    return Scanner({**patterns, **_WATCHED}, STAGE_OF_FRAME)
+    return Scanner(patterns, _NOTICES, STAGE_OF_FRAME)
 
 
 def classify(case: Case) -> Failure:
@@ -77,14 +83,12 @@ def _shown(case: Case, kind: Kind) -> tuple[Line, ...]:
 
 
 def _failure(case: Case, kind: Kind, lines: tuple[Line, ...]) -> Failure:
-    found = _cut(lines[0].text if lines else "")
-    mend = kind.mend
+    found, mend = _cut(lines[0].text if lines else ""), None
     if kind.name == "refused by the launcher":
         # the launcher's own two lines are better than any of ours; the last refusal is the one that ended it
-        found = lines[-1].text.removeprefix("sm86: ")
-        told = case.scanner.matches("mend")
-        mend = told[-1].text.removeprefix("mend: ") if told else "mend what it names, then start again"
-        lines = (lines[-1], *told[-1:])
+        mends = case.scanner.matches(MEND)
+        found, mend = lines[-1].text.removeprefix("sm86: "), mends[-1].text.removeprefix("mend: ")
+        lines = (lines[-1], mends[-1])
     code = case.state.exit_code
     facts = {
         "phase": case.phases.current,
@@ -97,12 +101,10 @@ def _failure(case: Case, kind: Kind, lines: tuple[Line, ...]) -> Failure:
         "detail": _cut(case.state.error),
         "name": case.envelope.name,
         "health": case.health or "nothing",
-        "mend": mend,
     }
-    shown = lines or case.scanner.tail(SHOWN_LINES)
-    return Failure(
-        kind.name, kind.what.format(**facts), mend.format(**facts) if mend is kind.mend else mend, _as_shown(shown)
-    )
+    shown = _as_shown(lines or case.scanner.tail(SHOWN_LINES))
+    mend = mend or kind.mend.format(**facts)
+    return Failure(kind.name, kind.what.format(**facts), mend, shown, kind.could_not_run)
 
 
 def _as_shown(lines: tuple[Line, ...]) -> tuple[tuple[int, str], ...]:

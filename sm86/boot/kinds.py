@@ -16,8 +16,10 @@ from sm86.boot.scan import Line, Scanner
 from sm86.boot.state import CREATED, EXITED, MISSING, EngineState
 from sm86.spec import Envelope
 
-LAUNCHER_REFUSED = 2
-RANK_WAITS = "rank-waits"
+RANK_WAITS = "rank waits"
+STOPPED = "stopped"
+MEND = "mend"
+"""Notices that the scanner keeps beside the table's words: they are not errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,12 @@ Sees = Callable[[Case, tuple[Line, ...]], bool]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of failure. `words`: patterns of which one line at least must match, none where the log need not say it;
-    `sees`: what else must hold; `what` may use {phase}, {code}, {signal}, {restarts}, {seconds}, {found} and {detail}.
+    """One kind of failure.
+
+    words: patterns of which one line at least must match; none where the log need not say it. sees: what else must
+    hold. stage: where the engine must have been when it wrote the line. could_not_run: nothing was started that could
+    be judged. `what` and `mend` may use {phase}, {code}, {signal}, {restarts}, {cap}, {seconds}, {found} (the first
+    line), {detail} (the engine's words), {health} and {name}.
     """
 
     name: str
@@ -51,6 +57,7 @@ class Kind:
     words: tuple[str, ...] = ()
     sees: Sees = field(default=lambda case, lines: True)
     stage: tuple[str, ...] = ()
+    could_not_run: bool = False
 
 
 KV_ALLOCATION = "kv allocation"
@@ -98,7 +105,7 @@ def _stalled(case: Case, lines: tuple[Line, ...]) -> bool:
 
 
 def _launcher_refused(case: Case, lines: tuple[Line, ...]) -> bool:
-    return case.state.exit_code in (LAUNCHER_REFUSED, None) and _died(case, lines)
+    return _died(case, lines) and bool(case.scanner.matches(MEND))
 
 
 def _host_oom(case: Case, lines: tuple[Line, ...]) -> bool:
@@ -107,6 +114,10 @@ def _host_oom(case: Case, lines: tuple[Line, ...]) -> bool:
 
 def _shot_with_137(case: Case, lines: tuple[Line, ...]) -> bool:
     return _died(case, lines) and case.state.exit_code == 137
+
+
+def _stopped(case: Case, lines: tuple[Line, ...]) -> bool:
+    return _died(case, lines) and case.state.exit_code in (0, 143, None) and bool(case.scanner.matches(STOPPED))
 
 
 def _restarting(case: Case, lines: tuple[Line, ...]) -> bool:
@@ -128,6 +139,13 @@ KINDS: tuple[Kind, ...] = (
         "the engine could not start the container: {detail}",
         "mend what it names; docker inspect {name} has the rest",
         sees=_never_ran,
+        could_not_run=True,
+    ),
+    Kind(
+        "stopped from outside",
+        "somebody stopped the server while it started, in phase {phase}",
+        "start it again: invoke up --envelope {name}",
+        sees=_stopped,
     ),
     Kind(
         "unknown argument",
@@ -139,7 +157,9 @@ KINDS: tuple[Kind, ...] = (
             r"error: the following arguments are required",
         ),
     ),
-    Kind("refused by the launcher", "{found}", "{mend}", (r"^sm86: ",), _launcher_refused),
+    Kind(
+        "refused by the launcher", "{found}", "mend what it names", (r"^sm86: ",), _launcher_refused, could_not_run=True
+    ),
     # --- the installation
     Kind(
         "wrong vLLM or broken import",
@@ -326,6 +346,12 @@ KINDS: tuple[Kind, ...] = (
             r"insufficient shared memory",
             r"^(?:.* )?Bus error",
         ),
+    ),
+    Kind(
+        "host memory taken",
+        "less of the machine's memory is free than the envelope asks for: {found}",
+        "close other programs, then start again",
+        (r"Available memory on node .* is less than (?:desired CPU memory utilization|requested memory)",),
     ),
     Kind(
         "host OOM",

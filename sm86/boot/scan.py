@@ -44,10 +44,15 @@ class Line:
 class Scanner:
     """Feed the log's bytes; ask afterwards which lines match a pattern, and for the last ones."""
 
-    def __init__(self, patterns: Mapping[str, Iterable[str]], frames: Iterable[str]) -> None:
-        """patterns: name -> regular expressions, any of which shows it; frames: functions to remember in tracebacks."""
-        self._patterns = {name: re.compile("|".join(f"(?:{one})" for one in each)) for name, each in patterns.items()}
-        self._any = re.compile("|".join(f"(?:{pattern.pattern})" for pattern in self._patterns.values()))
+    def __init__(
+        self, patterns: Mapping[str, Iterable[str]], notices: Mapping[str, Iterable[str]], frames: Iterable[str]
+    ) -> None:
+        """patterns: name -> regular expressions, any of which shows it, in errors and unlevelled lines; notices: the
+        same, in lines of any level; frames: functions to remember in tracebacks."""
+        self._patterns = {name: _joined(each) for name, each in patterns.items()}
+        self._notices = {name: _joined(each) for name, each in notices.items()}
+        both = (*self._patterns.values(), *self._notices.values())
+        self._any = _joined(pattern.pattern for pattern in both)
         self._frames = frozenset(frames)
         self._frame: dict[Source | None, str] = {}
         self._blocks = Blocks()
@@ -98,8 +103,9 @@ class Scanner:
             self._line, message.text[:TEXT_LIMIT], message.level, message.source, self._frame.get(message.source, "")
         )
         self._tail.append(line)
-        if message.level in _TOLD_LEVELS and self._any.search(line.text):
-            for name, pattern in self._patterns.items():
+        if self._any.search(line.text):
+            told = self._patterns.items() if message.level in _TOLD_LEVELS else ()
+            for name, pattern in (*told, *self._notices.items()):
                 if pattern.search(line.text):
                     self._keep(name, line)
         return line
@@ -118,3 +124,7 @@ class Scanner:
         frame = _FRAME.match(message.text)
         if frame and frame[1] in self._frames and len(self._frame) < 256:
             self._frame[message.source] = frame[1]
+
+
+def _joined(patterns: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{one})" for one in patterns))

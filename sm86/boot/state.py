@@ -37,10 +37,9 @@ class EngineState:
         """A process runs, or soon will again."""
         return self.kind in (RUNNING, RESTARTING)
 
-    @property
-    def has_died(self) -> bool:
-        """The process ended at least once, on its own or by a signal, since it was started."""
-        return self.kind in (EXITED, RESTARTING) or self.restart_count > 0
+    def has_died(self, restarts_before: int = 0) -> bool:
+        """The process ended, on its own or by a signal, since its policy had restarted it so many times."""
+        return self.kind in (EXITED, RESTARTING) or self.restart_count > restarts_before
 
     def words(self) -> str:
         """One plain clause: "running, healthy", "exited with code 137 (out of memory)"."""

@@ -114,7 +114,7 @@ class DockerEngine:
             # the container runs again, so its own exit code and flag no longer tell of the end before
             deaths = self._docker.deaths(facts.id, _seconds(facts.created_at))
             if deaths:
-                code, oom = deaths[0].exit_code, deaths[0].oom_killed
+                code, oom = deaths[-1].exit_code, deaths[-1].oom_killed
         return EngineState(
             kind,
             code,
@@ -127,9 +127,12 @@ class DockerEngine:
             facts.image_id,
         )
 
-    def log_chunks(self, follow: bool, tail: int | None = None) -> Iterator[bytes]:
+    def log_chunks(self, follow: bool, tail: int | None = None, this_run: bool = False) -> Iterator[bytes]:
         facts = self._facts()
-        return self._docker.log_stream(facts.id, follow, tail=tail) if facts else iter(())
+        if facts is None:
+            return iter(())
+        since = _seconds(facts.started_at) if this_run and facts.restart_count else None
+        return self._docker.log_stream(facts.id, follow, since, tail)
 
     def stop(self) -> Stopped:
         """Stop and remove this container only; named volumes (caches) and other envelopes stay."""

@@ -54,10 +54,11 @@ class ServerEngine(Protocol):
 
     def state(self) -> EngineState: ...
 
-    def log_chunks(self, follow: bool, tail: int | None = None) -> Iterator[bytes]:
+    def log_chunks(self, follow: bool, tail: int | None = None, this_run: bool = False) -> Iterator[bytes]:
         """The server's output, oldest first; with `follow` until the process ends (blocks meanwhile).
 
-        tail: only so many lines from the end. Nothing where there is no server.
+        tail: only so many lines from the end; this_run: nothing from before its last restart. Nothing where
+        there is no server.
         """
         ...
 

@@ -144,7 +144,7 @@ class LocalEngine:
             return EngineState(RUNNING, started_at=run.started)
         return EngineState(EXITED, run.exit_code, run.oom_killed, started_at=run.started)
 
-    def log_chunks(self, follow: bool, tail: int | None = None) -> Iterator[bytes]:
+    def log_chunks(self, follow: bool, tail: int | None = None, this_run: bool = False) -> Iterator[bytes]:
         try:
             file = self.log_path.open("rb")
         except FileNotFoundError:

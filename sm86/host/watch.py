@@ -89,7 +89,10 @@ class _Watch:
 
     def run(self, attach: bool) -> BootResult:
         self._show()
-        if not attach:
+        restarts = 0
+        if attach:
+            restarts = self._engine.state().restart_count
+        else:
             self._engine.start()
         self._phases.enter(names.START, self._clock())
         self._deadline.life(self._clock())
@@ -105,7 +108,7 @@ class _Watch:
                 continue
             asked = now
             state = self._engine.state()
-            if state.has_died or state.kind in (MISSING, CREATED):
+            if state.has_died(restarts) or state.kind in (MISSING, CREATED):
                 return self._failed(state, base_url, None, attach)
             self._health = health(base_url)
             if self._health == 200:
@@ -125,7 +128,7 @@ class _Watch:
 
         def pump() -> None:
             try:
-                for chunk in engine.log_chunks(follow=True, tail=tail):
+                for chunk in engine.log_chunks(follow=True, tail=tail, this_run=True):
                     chunks.put(chunk)
                 chunks.put(None)
             except Exception as error:
