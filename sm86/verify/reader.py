@@ -42,6 +42,11 @@ class LogReader:
         self._source: Source | None = None
         self._bars: dict[tuple[type, str], tuple[int, int]] = {}
 
+    @property
+    def lines(self) -> int:
+        """Physical lines read so far, the unfinished one included."""
+        return self._line
+
     def feed(self, data: bytes) -> list[ev.Event]:
         """Events of the lines (and bar updates) that `data` completes, in the log's order."""
         return self._read(self._blocks.feed(data), finished=True)

@@ -21,7 +21,7 @@ def _launcher_line(at: At, found: re.Match[str]) -> ev.Event | None:
 
 def _engine(at: At, found: re.Match[str]) -> ev.Event:
     config = keyword_fields(found["config"])
-    # a cut config line still says what it says: the entries of the compilation config that are whole count
+    # a line beyond the reader's limit is cut: the entries of the compilation config that are whole still count
     compilation = config.get("compilation_config") or found["config"].partition("compilation_config=")[2]
     return ev.EngineInitialised(at.line, at.text, at.source, found["version"], config, dict_fields(compilation))
 
@@ -47,11 +47,12 @@ LAUNCHER = wording("[sm86] ", r"\[sm86\] ", _launcher_line, open_end=True)
 
 CONFIGURATION: tuple[Wording, ...] = (
     wording("  version ", r"[ ▄█▀]+  version (\S+)", values(ev.VersionBanner, str), open_end=True),
-    wording("non-default args: ", r"non-default args: (?P<args>\{.*)", _arguments),
+    wording("non-default args: ", r"non-default args: (?P<args>\{.*)", _arguments, open_end=True),
     wording(
         "Initializing a V1 LLM engine ",
         r"Initializing a V1 LLM engine \(v(?P<version>[^)]+)\) with config: (?P<config>.*)",
         _engine,
+        open_end=True,
     ),
     wording(" data type to store kv cache", r"Using (\S+) data type to store kv cache", values(ev.KvCacheDtype, str)),
     wording(
