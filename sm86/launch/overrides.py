@@ -193,8 +193,10 @@ _HOST_NAMES = (
     "SM86_PORT",
     "SM86_TRACEBACK",
     "SM86_RUN_ID",
+    "SM86_LOCK_FILES",
 )
-"""Read by the Compose files and the commands on the host; a server started there as a process inherits them."""
+"""Read by the Compose files and the commands on the host, or set by the launcher itself; a server started as a
+process inherits the former."""
 
 KNOWN_SM86_NAMES: frozenset[str] = frozenset((*BY_NAME, *SETTINGS, *_HOST_NAMES))
 
@@ -235,5 +237,8 @@ def parse_setting(text: str) -> tuple[str, str]:
 
 def nearest(name: str, known: Mapping[str, Any] | frozenset[str], otherwise: str) -> str:
     """ "did you mean X?", or the known names where none is near."""
-    near = difflib.get_close_matches(name.upper(), list(known), 1, cutoff=0.7)
-    return f"did you mean {near[0]}?" if near else f"{otherwise} {', '.join(sorted(known))}"
+    prefix, _, tail = name.upper().partition("_")
+    # a shared VLLM_ or SM86_ would make any two names look alike: what follows it must be near
+    tails = {known_name.removeprefix(f"{prefix}_"): known_name for known_name in sorted(known)}
+    near = difflib.get_close_matches(tail or prefix, list(tails), 1, cutoff=0.7)
+    return f"did you mean {tails[near[0]]}?" if near else f"{otherwise} {', '.join(sorted(known))}"

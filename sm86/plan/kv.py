@@ -49,21 +49,23 @@ def engine_minimum_blocks(context: int, m: int) -> int:
     return ceil(pages * PAGE_BYTES_CHARGED / POOL_BYTES_PER_BLOCK)
 
 
-def resident_blocks(context: int, sequences: int, m: int) -> int:
+def resident_blocks(context: int, sequences: int, m: int, draft_tokens: int = 0) -> int:
     """Blocks with which `sequences` sequences of `context` tokens all stay resident.
 
     All but the last decode while the last one still prefills, which is the fullest moment of a run of
     equal sequences. A decoding sequence is counted with two tokens in flight: at a page boundary the
-    next page is taken before the old one is freed. One more block is the null block.
+    next page is taken before the old one is freed. One more block is the null block. With drafting a step
+    schedules `draft_tokens` more for each sequence and keeps as many slots ahead; the draft layer itself joins a
+    group that has room. The drafting terms follow from the scheduler's source and were not seen on a boot.
     """
     full = sequences * ceil(context / BLOCK_TOKENS)
-    decoding = (sequences - 1) * window_pages(context, 2)
-    return full + decoding + window_pages(context, m) + 1
+    decoding = (sequences - 1) * window_pages(context, 2 + 2 * draft_tokens)
+    return full + decoding + window_pages(context, m + draft_tokens) + 1
 
 
-def needed_blocks(context: int, sequences: int, m: int) -> int:
+def needed_blocks(context: int, sequences: int, m: int, draft_tokens: int = 0) -> int:
     """The fewest blocks an envelope can do with: what the engine demands, and what its sequences occupy."""
-    return max(engine_minimum_blocks(context, m), resident_blocks(context, sequences, m))
+    return max(engine_minimum_blocks(context, m), resident_blocks(context, sequences, m, draft_tokens))
 
 
 def block_override(context: int, sequences: int, m: int) -> int:

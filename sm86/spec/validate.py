@@ -21,6 +21,9 @@ _FLAG_REASONS = {
     "--disable-hybrid-kv-cache-manager": _NO_FLAT_KV,
     "--speculative-config": _NO_DRAFT,
     "-sc": _NO_DRAFT,
+    "--spec-method": _NO_DRAFT,
+    "--spec-model": _NO_DRAFT,
+    "--spec-tokens": _NO_DRAFT,
     "--hf-overrides": "it would change the model that the numbers are about",
     "--config": "a second file of arguments would not stand in the manifest",
 }

@@ -1,0 +1,67 @@
+"""Saying a refusal once. A container that refuses to start is restarted at once, some times; the same words again
+would bury the first.
+
+The mark holds what was said last and when the process ended. It silences only the very same words, only shortly
+after, and only when everything was checked anew: another refusal is another text and is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from sm86.errors import CouldNotRun, Sm86Error
+from sm86.files import write_atomic
+
+WINDOW_S = 10.0
+"""Docker restarts after 0.1, 0.2, 0.4 s. A person who reads, mends and starts the same container again takes longer,
+and must be told again if it did not help."""
+
+
+def mark_path() -> Path:
+    """In the container's own temporary folder, so that it goes with the container."""
+    return Path(tempfile.gettempdir()) / f"sm86-refusal-{os.getuid()}.json"
+
+
+def words(error: Sm86Error) -> str:
+    return f"sm86: {error.what}\nmend: {error.mend}\n"
+
+
+def say(error: Sm86Error, began: float, mark: Path | None) -> int:
+    """Print the refusal on stderr, two lines, and return the exit code. began: when this process started, seconds since
+    the epoch; mark None: no silence (a process of the machine, where nobody restarts it)."""
+    text = words(error)
+    if mark is None or not _was_just_said(text, began, mark):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    if mark is not None:
+        _leave(text, mark)
+    return error.exit_code
+
+
+def _was_just_said(text: str, began: float, mark: Path) -> bool:
+    try:
+        handle = os.open(mark, os.O_RDONLY | os.O_NOFOLLOW)
+        with os.fdopen(handle, "rb") as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                return False
+            value = json.loads(file.read(4096))
+        return value["sha256"] == _digest(text) and 0 <= began - float(value["ended"]) <= WINDOW_S
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _leave(text: str, mark: Path) -> None:
+    # a container without a writable place says it again on every restart; that is no reason to fail otherwise
+    with contextlib.suppress(CouldNotRun):
+        write_atomic(mark, json.dumps({"sha256": _digest(text), "ended": time.time()}), mode=0o600)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
