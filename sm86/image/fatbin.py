@@ -102,6 +102,8 @@ def _section(data: Buffer) -> tuple[int, int] | None:
         raise ValueError("not a 64-bit ELF file")
     (table,) = struct.unpack_from("<Q", data, 0x28)
     entry_size, count, names_index = struct.unpack_from("<HHH", data, 0x3A)
+    if table + entry_size * count > len(data):
+        raise ValueError("the file is cut off")
     headers = [struct.unpack_from("<IIQQQQ", data, table + index * entry_size) for index in range(count)]
     if not headers:
         return None
