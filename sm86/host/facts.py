@@ -42,7 +42,7 @@ def conditions(engine: ServerEngine, envelope: Envelope, manifest: Mapping[str, 
         vllm_version=_text(told.get("vllm_version")),
         driver=driver,
         gpus=gpus,
-        overrides=_overrides(told.get("overrides")),
+        overrides=_overrides(told),
         host=host_facts(),
     )
 
@@ -101,5 +101,10 @@ def _text(value: Value) -> str | None:
     return str(value) if value not in (None, "", "none", "unknown") else None
 
 
-def _overrides(value: Value) -> dict[str, str]:
-    return {str(name): str(item) for name, item in value.items()} if isinstance(value, dict) else {}
+def _overrides(manifest: Mapping[str, Value]) -> dict[str, str]:
+    """The run's settings that had an effect, from `override.NAME` entries."""
+    found = {}
+    for key, entry in manifest.items():
+        if key.startswith("override.") and isinstance(entry, dict) and entry.get("state") == "effective":
+            found[key.removeprefix("override.")] = str(entry.get("value"))
+    return found
