@@ -20,6 +20,7 @@ NEEDS_TORCH = (
     "test_compiled.py",
     "test_hooks_runtime.py",
     "test_nan_watch.py",
+    "test_kernels_key_index.py",
     "test_checkpoint.py",
 )
 if DEVICE == "cpu":

@@ -87,7 +87,7 @@ def reference(window: Window, cache: torch.Tensor, table: torch.Tensor, weight: 
         pages.write_indexer(cache, slots, turned.float())
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["block_table_stride"])
 def compress_kernel(
     state,
     state_block_stride,

@@ -104,7 +104,7 @@ def _tile_scores(codes, scale, query_t, weight):
     return tl.sum(tl.maximum(dots, 0.0) * weight[None, :], axis=1) * scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["block_table_stride", "out_stride", "topk_stride", "width"])
 def indexer_decode_kernel(
     query,
     weights,
@@ -150,7 +150,7 @@ def indexer_decode_kernel(
         tl.store(out + row * out_stride + column, score, mask=column < length)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["requests", "block_table_stride", "rows", "out_stride"])
 def indexer_prefill_kernel(
     query,
     query_stride,

@@ -23,7 +23,7 @@ def reference(hidden: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor, squ
     squares[0] = wide.square().sum(-1).float()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "per_split"])
 def mhc_gemm_kernel(
     hidden,
     hidden_stride,

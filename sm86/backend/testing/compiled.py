@@ -55,7 +55,8 @@ Case = tuple[str, str, Any, dict[str, str], dict[str, Any], dict[str, int]]
 
 def _triton_cases() -> Iterator[Case]:
     """(kernel, form, function, signature, constexprs, options): the shapes that serving launches."""
-    from sm86.backend.kernels import compress, indexer_logits, indexer_query, mhc_gemm, output_projection
+    from sm86.backend.diagnostics import nan_watch
+    from sm86.backend.kernels import compress, indexer_logits, indexer_query, key_index, mhc_gemm, output_projection
 
     compress_args = {
         "state": "*fp32",
@@ -164,6 +165,24 @@ def _triton_cases() -> Iterator[Case]:
         constants = {"HEADS": heads, "BLOCK": min(16, heads)}
         kernel = output_projection.inverse_rope_kernel
         yield "inverse_rope", f"{heads} heads", kernel, rope_args, constants, {"num_warps": 2}
+    index_args = {
+        "local": "*i32",
+        "local_stride": "i32",
+        "requests": "*i32",
+        "valid": "*i1",
+        "table": "*i32",
+        "table_stride": "i32",
+        "out": "*i32",
+        "lengths": "*i32",
+        "first": "i32",
+        "width": "i32",
+    }
+    for entries in (64, 2):
+        constants = {"ENTRIES": entries, "BLOCK": 512}
+        yield "key_index", f"{entries} entries", key_index.key_index_kernel, index_args, constants, {"num_warps": 4}
+    watch_args = {"hidden": "*bf16", "stride": "i32", "count": "*i32"}
+    constants = {"SIZE": 4096, "BLOCK": 1024}
+    yield "nan_watch", "4096", nan_watch.count_bad_rows_kernel, watch_args, constants, {"num_warps": 4}
     gemm_args = {
         "hidden": "*bf16",
         "hidden_stride": "i32",

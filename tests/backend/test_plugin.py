@@ -1,0 +1,124 @@
+"""Switching on: where the plugin acts, and that it does nothing elsewhere. A stand-in takes vLLM's place."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+import types
+from types import SimpleNamespace
+
+import pytest
+
+import sm86.backend
+from sm86.backend import plugin
+from sm86.backend.hooks import install as installing
+from sm86.backend.refusal import Refused
+from sm86.backend.settings import Settings, read
+
+
+@pytest.mark.parametrize(
+    ("capability", "force", "acts"),
+    [
+        ((8, 6), False, True),
+        ((8, 0), False, True),
+        ((8, 9), False, True),
+        ((9, 0), False, False),
+        ((9, 0), True, True),
+        ((7, 5), False, False),
+        ((12, 0), False, False),
+        (None, False, False),
+        (None, True, True),
+    ],
+)
+def test_where_it_acts(capability: tuple[int, int] | None, force: bool, acts: bool) -> None:
+    assert plugin.applies_to(capability, Settings(force=force)) is acts
+
+
+class Platform:
+    def __init__(self, cuda: bool, capability: tuple[int, int] | None) -> None:
+        self._cuda, self._capability = cuda, capability
+
+    def is_cuda(self) -> bool:
+        return self._cuda
+
+    def get_device_capability(self) -> SimpleNamespace | None:
+        return (
+            None if self._capability is None else SimpleNamespace(major=self._capability[0], minor=self._capability[1])
+        )
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch):
+    """A stand-in for vllm.platforms; gives a function that sets the platform and the installed version."""
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(plugin, "settings", lambda: Settings())
+
+    def stand_in(platform: Platform, version: str) -> None:
+        platforms = types.ModuleType("vllm.platforms")
+        platforms.current_platform = platform  # type: ignore[attr-defined]
+        package = types.ModuleType("vllm")
+        package.__spec__ = importlib.machinery.ModuleSpec("vllm", None)
+        monkeypatch.setitem(sys.modules, "vllm", package)
+        monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+        monkeypatch.setattr(plugin, "vllm_version", lambda: version)
+
+    return stand_in
+
+
+@pytest.mark.parametrize("version", ["0.28.0", "0.26.0"])
+def test_nothing_happens_on_a_cpu_engine(vllm, version: str, capsys: pytest.CaptureFixture[str]) -> None:
+    vllm(Platform(False, None), version)
+    sm86.backend.register()
+    assert installing.installed() is None and capsys.readouterr().out == ""
+
+
+def test_nothing_happens_on_a_gpu_of_another_kind(vllm, capsys: pytest.CaptureFixture[str]) -> None:
+    vllm(Platform(True, (9, 0)), "0.28.0")
+    sm86.backend.register()
+    assert installing.installed() is None and capsys.readouterr().out == ""
+
+
+def test_another_vllm_is_refused_on_sm86(vllm) -> None:
+    vllm(Platform(True, (8, 6)), "0.27.0")
+    with pytest.raises(Refused, match=r"vLLM 0\.27\.0"):
+        sm86.backend.register()
+    assert installing.installed() is None, "nothing half installed"
+
+
+def test_a_vllm_with_other_sources_is_refused(vllm) -> None:
+    vllm(Platform(True, (8, 6)), "0.26.0")
+    with pytest.raises(Refused, match="does not exist"):
+        sm86.backend.register()
+
+
+def test_active_once_with_its_words(vllm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from sm86.backend.hooks import hook
+
+    vllm(Platform(True, (8, 6)), "0.26.0")
+    monkeypatch.setattr(hook, "verify", lambda hooks, version, read: None)
+    sm86.backend.register()
+    out = capsys.readouterr().out
+    assert "[sm86] backend active=true\n" in out and "[sm86] backend capability=8.6\n" in out
+    assert '"attention-class"' in out
+    sm86.backend.register()
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"SM86_FORCE": "yes"}, "SM86_FORCE"),
+        ({"CUDAGRAPH_DISPATCH_DEBUG": ""}, "CUDAGRAPH_DISPATCH_DEBUG"),
+        ({"SPEC_CUDAGRAPH_DEBUG": "-1"}, "SPEC_CUDAGRAPH_DEBUG"),
+        ({"SM86_INDEXER_QUERY": "fp4"}, "SM86_INDEXER_QUERY"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(environment: dict[str, str], words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        read(environment)
+
+
+def test_settings() -> None:
+    assert read({}) == Settings()
+    got = read({"SM86_FORCE": "1", "SPEC_CUDAGRAPH_DEBUG": "4", "SM86_TEST_WITHOUT_HOOKS": "routed-experts"})
+    assert got == Settings(force=True, spec_debug=4, without=("routed-experts",))

@@ -1,0 +1,173 @@
+"""Refusals at start: configuration, checkpoint names, weights. Pure, on plain mappings."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sm86.backend.hooks.rope_tables import rows_kept
+from sm86.backend.quant import checkpoint, limits, startup
+from sm86.backend.refusal import Refused
+
+CONFIG = {
+    "num_hidden_layers": 4,
+    "compress_ratios": [0, 0, 4, 128, 0],
+    "num_hash_layers": 1,
+    "n_routed_experts": 2,
+    "num_attention_heads": 64,
+    "o_groups": 8,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "index_head_dim": 128,
+    "index_topk": 512,
+    "sliding_window": 128,
+    "max_position_embeddings": 1048576,
+    "quantization_config": {
+        "quant_method": "auto-round",
+        "bits": 4,
+        "group_size": 128,
+        "sym": True,
+        "packing_format": "auto_round:auto_gptq",
+    },
+}
+
+
+def names() -> set[str]:
+    linears = checkpoint.quantized_linears(CONFIG)
+    parts = {f"{base}.{part}" for base in linears for part in checkpoint.QUANTIZED_PARTS}
+    return checkpoint.plain_tensors(CONFIG) | parts | {"mtp.0.e_proj.qweight"}
+
+
+def test_the_public_checkpoint_has_the_known_number_of_quantized_tensors() -> None:
+    real = {
+        **CONFIG,
+        "num_hidden_layers": 43,
+        "n_routed_experts": 256,
+        "compress_ratios": [0, 0] + [4, 128] * 20 + [4, 0],
+    }
+    assert len(checkpoint.quantized_linears(real)) == 43 * (768 + 4 + 3) + 21
+
+
+def test_a_whole_checkpoint_passes() -> None:
+    assert checkpoint.tensor_faults(CONFIG, names()) == []
+    assert checkpoint.quantization_faults(CONFIG["quantization_config"]) == []
+
+
+@pytest.mark.parametrize(
+    ("remove", "add", "words"),
+    [
+        (["layers.0.ffn.gate.weight"], ["layers.0.ffn.gate.qweight"], "layers.0.ffn.gate is quantized and must not be"),
+        ([], ["layers.2.attn.wo_a.qweight"], "layers.2.attn.wo_a is quantized"),
+        ([], ["layers.2.attn.compressor.wkv.qweight"], "compressor.wkv is quantized"),
+        (["layers.3.ffn.experts.1.w2.qweight"], ["layers.3.ffn.experts.1.w2.weight"], "is not quantized and must be"),
+        (["layers.2.attn.indexer.compressor.ape"], [], "layers.2.attn.indexer.compressor.ape is missing"),
+        (["layers.1.attn.wq_b.scales"], [], "layers.1.attn.wq_b.scales is missing"),
+        (["layers.0.ffn.gate.tid2eid"], [], "tid2eid is missing"),
+    ],
+)
+def test_wrong_checkpoints(remove: list[str], add: list[str], words: str) -> None:
+    faults = checkpoint.tensor_faults(CONFIG, (names() - set(remove)) | set(add))
+    assert any(words in fault for fault in faults), faults
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"group_size": 64}, "group_size is 64"),
+        ({"bits": 8}, "bits is 8"),
+        ({"sym": False}, "sym is False"),
+        ({"quant_method": "gptq"}, "quant_method is 'gptq'"),
+        ({"packing_format": "auto_round:auto_awq"}, "packing_format"),
+        ({"block_name_to_quantize": "layers"}, "without a dot"),
+    ],
+)
+def test_wrong_quantization(changes: dict, words: str) -> None:
+    faults = checkpoint.quantization_faults({**CONFIG["quantization_config"], **changes})
+    assert any(words in fault for fault in faults)
+    assert checkpoint.quantization_faults(None) == ["the checkpoint is not quantized"]
+
+
+def engine(**changes: object) -> SimpleNamespace:
+    values = {
+        "backend": "FLASHINFER_MLA_SPARSE_DSV4",
+        "fp4": False,
+        "dtype": "fp8_ds_mla",
+        "tp": 8,
+        "dcp": 1,
+        "context": 262144,
+        "config": {},
+    } | changes
+    return SimpleNamespace(
+        attention_config=SimpleNamespace(
+            backend=values["backend"] and SimpleNamespace(name=values["backend"]), use_fp4_indexer_cache=values["fp4"]
+        ),
+        cache_config=SimpleNamespace(cache_dtype=values["dtype"]),
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=values["dcp"],
+            prefill_context_parallel_size=1,
+            tensor_parallel_size=values["tp"],
+        ),
+        model_config=SimpleNamespace(max_model_len=values["context"], hf_config={**CONFIG, **values["config"]}),
+    )
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_configurations_that_are_served(tp: int) -> None:
+    startup.check_config(engine(tp=tp))
+    startup.check_config(engine(tp=tp, backend=None, dtype="fp8"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"backend": "FLASHMLA_SPARSE_DSV4"}, "FLASHMLA_SPARSE_DSV4"),
+        ({"dtype": "auto"}, "kv-cache-dtype auto"),
+        ({"fp4": True}, "Blackwell"),
+        ({"dcp": 2}, "context parallel"),
+        ({"tp": 3}, "do not divide by tensor parallel 3"),
+        ({"tp": 16}, "tensor parallel 16"),
+        ({"context": 1048577}, "beyond 1048576 positions"),
+        ({"config": {"head_dim": 256}}, "head_dim is 256"),
+        ({"config": {"compress_ratios": [0, 8, 4, 128]}}, "compression ratio 8"),
+        ({"config": {"index_topk": 2048}}, "index_topk is 2048"),
+    ],
+)
+def test_configurations_that_are_refused(changes: dict, words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        startup.check_config(engine(**changes))
+
+
+def test_a_folder_is_judged_by_its_index(tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names(), "a.safetensors")}))
+    startup.check_model_folder(str(tmp_path), CONFIG)
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names() - {"head.weight"}, "a.safetensors")}))
+    with pytest.raises(Refused, match=r"head\.weight is missing"):
+        startup.check_model_folder(str(tmp_path), CONFIG)
+
+
+def test_a_single_file_is_judged_by_its_header(tmp_path: Path) -> None:
+    header = json.dumps({"__metadata__": {}, "embed.weight": {}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert startup.names_in(tmp_path) == {"embed.weight"}
+    assert startup.names_in(tmp_path / "nowhere") is None
+
+
+def test_norm_weights_keep_entries_decodable() -> None:
+    limits.check_norm("kv_norm", 1.5)
+    edge = limits.LARGEST_VALUE / limits.largest_normed(1.0)
+    limits.check_norm("kv_norm", edge * 0.999)
+    for bad in (edge * 1.001, math.nan, math.inf):
+        with pytest.raises(Refused):
+            limits.check_norm("kv_norm", bad)
+
+
+def test_rope_rows() -> None:
+    assert rows_kept(1048576, 262144) == 262144 + 256
+    assert rows_kept(1000, 900) == 1000
+    with pytest.raises(Refused, match="beyond the RoPE table"):
+        rows_kept(1000, 1001)
