@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm86.errors import CouldNotRun
+from sm86.plan import kv
+from sm86.render import runbook
 from sm86.render import service as facts
 from sm86.render.scalar import Scalar, comment, quoted
 from sm86.render.service import service_of
@@ -38,7 +40,27 @@ def render_all(envelopes: Sequence[Envelope], pins: Pins, templates: Path = ROOT
     }
     files["compose.yaml"] = _text(yaml, "compose.yaml.j2", **shared)
     files[".env.example"] = _text(plain, "env.example.j2", **shared, settings=settings(envelopes))
+    rigs = [envelope for envelope in envelopes if envelope.uses_gpu]
+    if rigs:
+        files["docs/runbook.md"] = _text(plain, "runbook.md.j2", **shared, **_runbook(envelopes, rigs))
     return dict(sorted(files.items()))
+
+
+def _runbook(envelopes: Sequence[Envelope], rigs: Sequence[Envelope]) -> dict[str, Any]:
+    rig = rigs[0]
+    return {
+        "rig": rig,
+        "m": kv.scheduled_tokens(rig.serve.max_num_batched_tokens, rig.serve.async_scheduling),
+        "kv_step": kv.BLOCK_STEP,
+        "blocks": runbook.block_rows(rigs),
+        "checklist": runbook.CHECKLIST,
+        "overrides": runbook.override_rows(rig),
+        "matrix": runbook.COMM_MATRIX,
+        "settings": settings(envelopes),
+        "start_factor": facts.START_FACTOR,
+        "restarts": facts.RESTARTS,
+        "log_mib": facts.LOG_FILE_MIB * facts.LOG_FILES,
+    }
 
 
 def _text(environment: Environment, name: str, **values: Any) -> str:
@@ -73,7 +95,9 @@ def _environments(templates: Path) -> tuple[Environment, Environment]:
 
     yaml = make(finalize=_only_scalars)
     yaml.filters.update(quoted=quoted, comment=comment)
-    return yaml, make()
+    plain = make()
+    plain.filters.update(cell=runbook.cell)
+    return yaml, plain
 
 
 def _only_scalars(value: object) -> object:

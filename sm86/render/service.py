@@ -21,7 +21,7 @@ KEY_TARGET = "/run/secrets/sm86_api_key"
 CACHE_TARGET = "/cache"
 LOCKS_TARGET = "/run/sm86"
 LOCKS_VOLUME = "sm86-locks"
-"""One volume for all envelopes: the launcher's GPU locks only work in a place that all containers share."""
+"""One volume for all envelopes: the launcher's locks only work in a place that all containers share."""
 
 START_FACTOR = 2
 """Failed probes count after twice the expected boot: a first one compiles and reads weights from a cold disk."""
@@ -87,7 +87,6 @@ def service_of(envelope: Envelope, pins: Pins) -> Service:
     gpu = envelope.uses_gpu
     key = Mount(variable(variables.API_KEY_FILE, variables.NO_KEY_FILE), KEY_TARGET)
     weights = Mount(variable(variables.MODELS_DIR, variables.MODELS_DIR_DEFAULT), MODELS_DIR)
-    cache = Volume(f"sm86-cache-{target}", CACHE_TARGET)
     return Service(
         name=envelope.name,
         title=envelope.title,
@@ -99,7 +98,7 @@ def service_of(envelope: Envelope, pins: Pins) -> Service:
         command=_command(envelope),
         environment=_environment(envelope),
         mounts=(weights, key) if gpu else (key,),
-        volumes=(cache, Volume(LOCKS_VOLUME, LOCKS_TARGET)) if gpu else (cache,),
+        volumes=(Volume(f"sm86-cache-{target}", CACHE_TARGET), Volume(LOCKS_VOLUME, LOCKS_TARGET)),
         port=f"{variable(variables.BIND, variables.BIND_DEFAULT)}"
         f":{variable(variables.PORT, variables.PORT_DEFAULT)}:{CONTAINER_PORT}",
         labels=(

@@ -112,3 +112,8 @@ def settings(envelopes: Sequence[Envelope]) -> tuple[Variable, ...]:
     )
     both = own + PER_RUN
     return tuple(variable for group in GROUPS for variable in both if variable.group == group)
+
+
+def names(envelopes: Sequence[Envelope]) -> frozenset[str]:
+    """The names of `settings`."""
+    return frozenset(variable.name for variable in settings(envelopes))

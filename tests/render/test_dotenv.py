@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from sm86.errors import CouldNotRun
 from sm86.launch.overrides import KNOWN_SM86_NAMES
 from sm86.render.dotenv import check_dotenv, problems
-from sm86.render.variables import settings
+from sm86.render.variables import names
 from sm86.spec import load_all
 from tests.render.conftest import Clone
 
-KNOWN = frozenset(variable.name for variable in settings(load_all()))
+KNOWN = names(load_all())
 
 GOOD = (
     b"",
