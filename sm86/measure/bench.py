@@ -1,0 +1,135 @@
+"""The benchmark of one envelope against a running server: rounds -> verdicts -> result."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from sm86.errors import CheckFailed, Sm86Error
+from sm86.measure import judge, preflight, sampler
+from sm86.measure.client import REFUSED, TIMEOUT, Client, ServerFault
+from sm86.measure.compare import Measured, compare
+from sm86.measure.metrics import cross_check
+from sm86.measure.plan import BenchPlan
+from sm86.measure.progress import Progress, Silent
+from sm86.measure.result import BenchResult, Repeat, conditions_for
+from sm86.measure.rounds import Rounds
+from sm86.measure.window import Refusal
+from sm86.record import Conditions, Verdict
+from sm86.spec.envelope import Envelope
+
+
+def run(
+    envelope: Envelope,
+    plan: BenchPlan,
+    client: Client,
+    conditions: Conditions | None = None,
+    verify_state: str | None = None,
+    progress: Progress | None = None,
+    salt: str | None = None,
+    sample_s: float = sampler.INTERVAL_S,
+) -> BenchResult:
+    """Benchmark the server behind `client` as `plan` says.
+
+    conditions: what is known of image and rig; verify_state: what verification of this server's log said, None
+    where it was not run; salt: makes this run's prompts its own, random by default; sample_s: seconds between two
+    readings of the server's counters.
+    Raises CouldNotRun before anything was sent to decode (no server, wrong model, busy), CheckFailed when the server
+    fails in the middle. A window that does not exist is no fault: the result then has no number and says why.
+    """
+    progress = progress or Silent()
+    salt = salt or secrets.token_hex(3)
+    started, clock = datetime.now(UTC), time.perf_counter()
+    progress.stage("check the server", 1, "")
+    server = preflight.check_server(client, plan)
+    rounds = Rounds(client, plan, server, progress)
+    try:
+        made = rounds.prompts(salt)
+        rounds.prime(made)
+        alone = rounds.alone(made)
+        same = rounds.same_prompt(made)
+        repeats, observed = rounds.measure(made, sample_s)
+        prose, nan = rounds.prose(made)
+    except ServerFault as fault:
+        raise failed(fault, plan) from None
+    measured = [repeat.timelines for repeat in repeats]
+    lengths = [timeline.prompt_tokens for timeline in measured[0]]
+    verdicts = (
+        window_verdict(repeats),
+        judge.text(alone, measured, prose),
+        judge.log_probabilities(prose, nan),
+        judge.known_answers([prompt.facts for prompt in made], alone, measured),
+        judge.same_prompt(same, plan.sequences),
+        judge.prompt_length(lengths, plan.prompt_tokens),
+        cache_verdict(repeats),
+        cross_check(observed, plan.sequences),
+    )
+    rates = [repeat.aggregate_tok_s for repeat in repeats]
+    facts = Measured(
+        aggregates=tuple(rate for rate in rates if rate is not None) if None not in rates else (),
+        prompt_tokens=tuple(tokens or 0 for tokens in lengths),
+        wanted_tokens=plan.prompt_tokens,
+        full_context=plan.full_context,
+        cold=not all(repeat.warm for repeat in repeats),
+        decode_tokens=plan.decode_tokens,
+        published_decode_tokens=envelope.bench.decode_tokens,
+        verdicts=verdicts,
+        server_version=server.version,
+        verify_state=verify_state,
+    )
+    known = conditions_for(envelope, server, conditions)
+    comparison = compare(envelope, known, facts)
+    return BenchResult(
+        envelope=envelope,
+        plan=plan,
+        salt=salt,
+        started=started,
+        seconds=time.perf_counter() - clock,
+        server=server,
+        conditions=known,
+        prompts=made,
+        repeats=repeats,
+        alone=alone,
+        prose=prose,
+        verdicts=(*verdicts, comparison.as_verdict()),
+        comparison=comparison,
+    )
+
+
+def window_verdict(repeats: Sequence[Repeat]) -> Verdict:
+    """Pass only if every repeat has a steady window."""
+    reasons = [
+        f"repeat {number}: {repeat.window.reason}"
+        for number, repeat in enumerate(repeats, 1)
+        if isinstance(repeat.window, Refusal)
+    ]
+    if reasons:
+        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+        return Verdict(judge.WINDOW, "fail", f"no number: {reasons[0]}{more}")
+    return Verdict(judge.WINDOW, "pass", f"all sequences decoded together in each of {len(repeats)} repeats")
+
+
+def cache_verdict(repeats: Sequence[Repeat]) -> Verdict:
+    """Whether the measured prompts came from the prefix cache in every repeat."""
+    cached = [t.cached_tokens for repeat in repeats for t in repeat.timelines if t.cached_tokens is not None]
+    seen = f": {min(cached)} to {max(cached)} cached tokens" if cached else ""
+    if all(repeat.warm for repeat in repeats):
+        return Verdict(judge.CACHE, "pass", f"the prompts came from the prefix cache{seen}")
+    if any(repeat.warm is None for repeat in repeats):
+        return Verdict(judge.CACHE, "not seen", "the server does not say how much of a prompt was cached")
+    return Verdict(judge.CACHE, "fail", f"cold: the prompts did not come from the prefix cache{seen}")
+
+
+def failed(fault: ServerFault, plan: BenchPlan) -> Sm86Error:
+    """The server failed in the middle: what it did, and where to look."""
+    said = (fault.server_said,) if fault.server_said else ()
+    logs = f"invoke logs --envelope {plan.envelope}"
+    if fault.kind == TIMEOUT:
+        mend = f"it may hang: {logs} shows its last words; stop it, start it again and verify the boot"
+    elif fault.kind == REFUSED and fault.status is not None and fault.status < 500:
+        mend = f"the request is at odds with the server's settings; compare them with the envelope: {logs}"
+    else:
+        mend = f"its log has the reason: {logs}"
+    return CheckFailed(f"the server failed in the middle of the benchmark: {fault.problem}", mend, said)

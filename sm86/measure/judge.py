@@ -1,0 +1,165 @@
+"""From what came back to verdicts: is the text coherent, were the known answers given, do the slots agree. Pure.
+
+Every check has four states. `WARNS` names the checks whose failing is a warning: the number was measured and
+the text is coherent, but a person should know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sm86.measure import coherence
+from sm86.measure.prompts import REACHED, Fact, read_answers
+from sm86.measure.timeline import Timeline
+from sm86.record import Verdict
+
+TEXT = "coherence: text"
+LOGITS = "coherence: log probabilities"
+ANSWERS = "coherence: known answers"
+SAME = "coherence: same prompt"
+WINDOW = "window"
+LENGTH = "prompt length"
+CACHE = "prefix cache"
+
+GATES = (WINDOW, TEXT, LOGITS, ANSWERS)
+"""Without these there is no coherent measurement: each must pass, or not apply."""
+
+SAME_TOKENS = 16
+
+
+def is_good(verdicts: Sequence[Verdict]) -> bool:
+    """Measured and coherent: every gate passes or does not apply."""
+    states = {verdict.name: verdict.state for verdict in verdicts}
+    return all(states.get(gate) in ("pass", "not applicable") for gate in GATES)
+
+
+def text(alone: Sequence[Timeline], measured: Sequence[Sequence[Timeline]], prose: Sequence[Timeline]) -> Verdict:
+    """Statistics of the prose written at N, and of the measured text as far as the model would have written it.
+
+    alone, prose: one per sequence; measured: per repeat, one per sequence. The measured text is forced to its
+    length, so only as many tokens of it count as the same prompt gave alone before its natural end. Where greedy
+    text is already faulty alone, and the sampled prose of that sequence is sound, it is the model's own habit.
+    """
+    faults: list[str] = []
+    short: list[str] = []
+    habits: list[str] = []
+    sound: set[int] = set()
+    for number, timeline in enumerate(prose, 1):
+        if timeline.tokens and not (timeline.text or timeline.reasoning).strip():
+            faults.append(f"sequence {number} wrote {timeline.tokens} tokens of prose without any text")
+            continue
+        found = coherence.faults(timeline.text or timeline.reasoning)
+        if found is None:
+            short.append(f"sequence {number}")
+        elif found:
+            faults.append(f"prose of sequence {number}: {found[0]}")
+        else:
+            sound.add(number)
+    for repeat, timelines in enumerate(measured, 1):
+        for number, (timeline, single) in enumerate(zip(timelines, alone, strict=True), 1):
+            if timeline.tokens and not (timeline.text or timeline.reasoning).strip():
+                faults.append(f"repeat {repeat}, sequence {number}: {timeline.tokens} tokens without any text")
+                continue
+            found = coherence.faults(timeline.text_up_to(single.tokens))
+            if not found:
+                continue
+            if number in sound and coherence.faults(single.text):
+                habits.append(f"sequence {number}")
+            else:
+                faults.append(f"repeat {repeat}, sequence {number}: {found[0]}")
+    if faults:
+        return Verdict(TEXT, "fail", _some(faults))
+    if short or not prose:
+        who = ", ".join(short) if short else "no sequence"
+        return Verdict(TEXT, "not seen", f"too little prose to judge before the natural end: {who}")
+    note = ""
+    if habits:
+        who = ", ".join(dict.fromkeys(habits))
+        note = f"; greedy text loops alone as well ({who}), which is the model's habit"
+    return Verdict(
+        TEXT, "pass", f"no loops, mixed scripts, broken characters or soup in the prose of {len(prose)}{note}"
+    )
+
+
+def log_probabilities(prose: Sequence[Timeline], server_said: str = "") -> Verdict:
+    """Whether every log probability at N is a number; `server_said`: the error with which the server refused them."""
+    if server_said:
+        return Verdict(LOGITS, "fail", f"the logits are not numbers: the server said {server_said!r}")
+    bad = [str(number) for number, timeline in enumerate(prose, 1) if timeline.bad_logprob]
+    if bad:
+        return Verdict(LOGITS, "fail", f"the logits are not numbers in sequence {', '.join(bad)}")
+    if not prose or any(timeline.bad_logprob is None for timeline in prose):
+        return Verdict(LOGITS, "not seen", "the server sent no log probabilities")
+    return Verdict(LOGITS, "pass", "all log probabilities are numbers")
+
+
+def says_nan(message: str) -> bool:
+    """Whether an error of the server is what it says when logits are NaN."""
+    lower = message.lower()
+    return "out of range float" in lower or "nan" in lower.replace(",", " ").replace(":", " ").split()
+
+
+def known_answers(
+    rows: Sequence[Sequence[Fact]], alone: Sequence[Timeline], measured: Sequence[Sequence[Timeline]]
+) -> Verdict:
+    """Codes that the model gave alone must be given at N as well; a code of another sequence is a leak.
+
+    What fails alone says nothing about N. Where everything fails alone the check does not apply; it never passes.
+    """
+    known: set[tuple[int, str]] = set()
+    asked = 0
+    faults: list[str] = []
+    for sequence, timeline in enumerate(alone):
+        for answer in read_answers(timeline.text, sequence, rows):
+            asked += 1
+            if answer.right:
+                known.add((sequence, answer.fact.name))
+    for repeat, timelines in enumerate(measured, 1):
+        for sequence, timeline in enumerate(timelines):
+            for answer in read_answers(timeline.text, sequence, rows):
+                if answer.leaked_from is not None:
+                    faults.append(
+                        f"repeat {repeat}, sequence {sequence + 1}: {answer.fact.name} got {answer.given}, "
+                        f"which only sequence {answer.leaked_from + 1} was told"
+                    )
+                elif not answer.right and (sequence, answer.fact.name) in known:
+                    given = answer.given or "no code"
+                    faults.append(
+                        f"repeat {repeat}, sequence {sequence + 1}: {answer.fact.name} is {answer.fact.code}, "
+                        f"known alone; together it said {given}"
+                    )
+    if faults:
+        return Verdict(ANSWERS, "fail", _some(faults))
+    if not known:
+        return Verdict(ANSWERS, "not applicable", f"the model knows none of the {asked} codes even alone")
+    if not measured:
+        return Verdict(ANSWERS, "not seen", "the prompts were not sent together")
+    return Verdict(ANSWERS, "pass", f"{len(known)} of {asked} codes are known alone, and all of these together")
+
+
+def same_prompt(timelines: Sequence[Timeline], sequences: int) -> Verdict:
+    """Whether one prompt gives the same first tokens in every slot, which is usual but not promised."""
+    if sequences == 1:
+        return Verdict(SAME, "not applicable", "there is one slot only")
+    agreed = coherence.agreement([timeline.token_ids for timeline in timelines], SAME_TOKENS)
+    if agreed is None:
+        return Verdict(SAME, "not seen", "the server sent no token ids")
+    shortest = min((len(timeline.token_ids or ()) for timeline in timelines), default=0)
+    if agreed >= min(SAME_TOKENS, shortest):
+        return Verdict(SAME, "pass", f"the first {agreed} tokens are the same in all {sequences} slots")
+    return Verdict(SAME, "fail", f"one prompt in {sequences} slots: only the first {agreed} tokens are the same")
+
+
+def prompt_length(prompt_tokens: Sequence[int | None], wanted: int) -> Verdict:
+    """Whether the prompts are as long as they should be, by the server's own count."""
+    seen = [tokens for tokens in prompt_tokens if tokens is not None]
+    if len(seen) < len(prompt_tokens) or not seen:
+        return Verdict(LENGTH, "not seen", "the server did not say how long the prompts are")
+    if min(seen) < REACHED * wanted:
+        return Verdict(LENGTH, "fail", f"a prompt has {min(seen)} tokens, less than 95 % of the {wanted} wanted")
+    return Verdict(LENGTH, "pass", f"{min(seen)} to {max(seen)} of {wanted} tokens")
+
+
+def _some(faults: Sequence[str]) -> str:
+    more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
+    return "; ".join(faults[:3]) + more

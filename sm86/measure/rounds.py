@@ -1,0 +1,190 @@
+"""The rounds of requests that a benchmark consists of. Effects: network.
+
+Order matters: every prompt is sent once with one token, so that later rounds find it in the prefix cache and all
+sequences decode at the same time; alone before together, because only what is known alone can fail together; the
+round with one prompt in all slots also warms what the server compiles for this many sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sm86.measure import judge, prompts, sampler
+from sm86.measure.client import Client, Request, ServerFault, run_together
+from sm86.measure.metrics import Counters, Observed, prefix_hit_tokens, server_rate
+from sm86.measure.plan import PROSE_TOKENS, BenchPlan, is_warm
+from sm86.measure.preflight import ServerFacts, count_tokens
+from sm86.measure.progress import Progress
+from sm86.measure.prompts import Count, Prompt
+from sm86.measure.result import Repeat
+from sm86.measure.timeline import Timeline
+from sm86.measure.window import Refusal, Window, steady_window
+
+COMPLETIONS = "/v1/completions"
+MIN_PROSE_TOKENS = 48
+ESTIMATE_MARGIN = 1.01
+_SAMPLE_WORDS = 400
+
+GREEDY = {"temperature": 0.0}
+FORCED = {"temperature": 0.0, "ignore_eos": True}
+SAMPLED = {"temperature": 0.7, "top_p": 0.95}
+"""Small models loop when they decode greedily; prose is sampled, so that a loop is the server's fault."""
+
+
+class Rounds:
+    """The requests of one benchmark. Every method sends something and raises ServerFault when the server fails."""
+
+    def __init__(self, client: Client, plan: BenchPlan, server: ServerFacts, progress: Progress) -> None:
+        self._client = client
+        self._plan = plan
+        self._server = server
+        self._progress = progress
+
+    def prompts(self, salt: str) -> tuple[Prompt, ...]:
+        """One prompt per sequence, of the planned length by the server's tokenizer."""
+        plan = self._plan
+        self._progress.stage("make the prompts", plan.sequences, "prompts")
+        count = self._counter(salt)
+        # an estimate may be too low, and a prompt that is too long is refused
+        wanted = plan.prompt_tokens if self._server.has_tokenizer else int(plan.prompt_tokens * 0.98)
+        made = []
+        for sequence, own in enumerate(prompts.facts(salt, plan.sequences)):
+            made.append(prompts.fit(salt, sequence, own, wanted, count))
+            self._progress.advance(1)
+        return tuple(made)
+
+    def prime(self, made: Sequence[Prompt]) -> None:
+        """Each prompt once with one token."""
+        self._progress.stage("fill the prefix cache", sum(prompt.tokens for prompt in made), "prompt tokens")
+        for prompt in made:
+            self._client.stream(self._request(prompt.text, 1, GREEDY, prompt.tokens))
+            self._progress.advance(prompt.tokens)
+
+    def alone(self, made: Sequence[Prompt]) -> tuple[Timeline, ...]:
+        """Each prompt by itself, greedily, to its natural end or the planned number of tokens."""
+        tokens = self._plan.decode_tokens
+        self._progress.stage("ask each prompt alone", tokens * len(made), "tokens")
+        return tuple(
+            self._client.stream(self._request(prompt.text, tokens, GREEDY, prompt.tokens), self._progress.advance)
+            for prompt in made
+        )
+
+    def same_prompt(self, made: Sequence[Prompt]) -> tuple[Timeline, ...]:
+        """The first prompt in every slot, greedily; none where there is one slot only."""
+        plan = self._plan
+        if plan.sequences == 1:
+            return ()
+        tokens = judge.SAME_TOKENS
+        self._progress.stage("one prompt in all slots", tokens * plan.sequences, "tokens")
+        body = {**GREEDY, "return_token_ids": True}
+        request = self._request(made[0].text, tokens, body, made[0].tokens)
+        return run_together(self._client, [request] * plan.sequences, self._progress.advance)
+
+    def measure(self, made: Sequence[Prompt], sample_s: float) -> tuple[tuple[Repeat, ...], tuple[Observed, ...]]:
+        """The measured repeats, and what the server's counters said of each."""
+        plan = self._plan
+        repeats: list[Repeat] = []
+        observed: list[Observed] = []
+        body = {**FORCED, "min_tokens": plan.decode_tokens}
+        requests = [self._request(p.text, plan.decode_tokens, body, plan.queued_tokens) for p in made]
+        for number in range(1, plan.repeats + 1):
+            title = f"measure, repeat {number} of {plan.repeats}"
+            self._progress.stage(title, plan.decode_tokens * plan.sequences, "tokens")
+            before = sampler.read_idle(self._client)
+            with sampler.Sampler(self._client, sample_s) as samples:
+                timelines = run_together(self._client, requests, self._progress.advance)
+            after = sampler.read_idle(self._client)
+            repeat, seen = evaluate(plan, timelines, before, after, samples.taken)
+            repeats.append(repeat)
+            observed.append(seen)
+        return tuple(repeats), tuple(observed)
+
+    def prose(self, made: Sequence[Prompt]) -> tuple[tuple[Timeline, ...], str]:
+        """All prompts with their answers, together, sampled, to their natural end, with log probabilities.
+
+        Returns the timelines, and the server's words where it failed because a log probability was not a number.
+        """
+        count = self._counter("prose")
+        texts = [prompts.continuation(prompt) for prompt in made]
+        # the estimate is checked nowhere before the server sees the prompt, so it gets some room
+        spare = 8 if self._server.has_tokenizer else 8 + self._plan.prompt_tokens // 50
+        lengths = [count(text) for text in texts]
+        tokens = min(PROSE_TOKENS, self._plan.context - max(lengths) - spare)
+        if tokens < MIN_PROSE_TOKENS:
+            return (), ""
+        self._progress.stage("prose, all together", tokens * len(texts), "tokens")
+        requests = [
+            self._request(text, tokens, {**SAMPLED, "seed": number, "logprobs": 1}, sum(lengths))
+            for number, text in enumerate(texts, 1)
+        ]
+        try:
+            return run_together(self._client, requests, self._progress.advance), ""
+        except ServerFault as fault:
+            if judge.says_nan(fault.server_said):
+                return (), fault.server_said
+            raise
+
+    def _request(self, text: str, tokens: int, body: Mapping[str, Any], queued: int) -> Request:
+        values = {"model": self._plan.model, "prompt": text, "max_tokens": tokens, **body}
+        return Request(COMPLETIONS, values, tokens, queued)
+
+    def _counter(self, salt: str) -> Count:
+        client, model = self._client, self._plan.model
+        if self._server.has_tokenizer:
+            return lambda text: count_tokens(client, model, text)
+        sample = prompts.compose(f"{salt}/sample", 0, prompts.facts(salt, 1)[0], _SAMPLE_WORDS)
+        reached = client.stream(self._request(sample, 1, GREEDY, len(sample))).prompt_tokens
+        if not reached:
+            raise ServerFault("nonsense", "the server says neither how long a prompt is nor has it a /tokenize")
+        per_character = ESTIMATE_MARGIN * reached / len(sample)
+        return lambda text: int(len(text) * per_character) + 1
+
+
+def evaluate(
+    plan: BenchPlan,
+    timelines: tuple[Timeline, ...],
+    before: Counters | None,
+    after: Counters | None,
+    during: Sequence[Counters],
+) -> tuple[Repeat, Observed]:
+    """One round's window, and what there is to check it by. Pure."""
+    warm = warmth(plan, timelines, prefix_hit_tokens(before, after))
+    window = steady_window(timelines)
+    if not warm and plan.decode_tokens < plan.cold_decode_tokens and plan.sequences > 1:
+        window = Refusal(_cold(plan, timelines, window))
+    steady = window if isinstance(window, Window) else None
+    observed = Observed(
+        before=before,
+        after=after,
+        during=tuple(during),
+        client_tokens=sum(timeline.tokens for timeline in timelines),
+        window=(steady.start, steady.end) if steady else None,
+        aggregate_tok_s=steady.aggregate_tok_s if steady else None,
+    )
+    return Repeat(timelines, window, warm, server_rate(observed)), observed
+
+
+def warmth(plan: BenchPlan, timelines: Sequence[Timeline], hits: float | None) -> bool | None:
+    """Whether all prompts came from the prefix cache: by each request's own count, else by the server's counter.
+
+    None where neither tells.
+    """
+    lengths = [timeline.prompt_tokens or 0 for timeline in timelines]
+    cached = [timeline.cached_tokens for timeline in timelines]
+    if None not in cached:
+        return all(is_warm(own or 0, length, plan.block_size) for own, length in zip(cached, lengths, strict=True))
+    if hits is None:
+        return None
+    # the counter is the sum over all: taken as equal shares, of prompts of nearly equal length
+    return is_warm(int(hits / max(len(lengths), 1)), min(lengths), plan.block_size)
+
+
+def _cold(plan: BenchPlan, timelines: Sequence[Timeline], window: Window | Refusal) -> str:
+    cached = [str(t.cached_tokens) if t.cached_tokens is not None else "unknown" for t in timelines]
+    seen = f" ({window.reason})" if isinstance(window, Refusal) else ""
+    return (
+        f"the prompts did not come from the prefix cache (cached tokens: {', '.join(cached)}), and then "
+        f"{plan.sequences} sequences need at least {plan.cold_decode_tokens} decode tokens each to decode together; "
+        f"this run had {plan.decode_tokens}{seen}"
+    )
