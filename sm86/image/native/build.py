@@ -60,8 +60,10 @@ def build(source: Path, out: Path, work: Path, ptx: bool = False, jobs: int | No
 def _unpack(source: Path, work: Path) -> Path:
     try:
         with tarfile.open(source) as archive:
-            # Debian 12's Python is older than the filter; the archive's hash is checked before it comes here
-            archive.extractall(work, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+            # Debian 12's Python knows no filter; the archive's hash was checked before it came here
+            if hasattr(tarfile, "data_filter"):
+                archive.extraction_filter = tarfile.data_filter
+            archive.extractall(work)
     except (OSError, tarfile.TarError) as error:
         raise CouldNotRun(f"cannot unpack {source}: {error}", "download vLLM's source distribution again") from None
     trees = [path.parent for path in work.glob("*/CMakeLists.txt")]
