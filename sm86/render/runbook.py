@@ -88,7 +88,7 @@ def override_rows(envelope: Envelope) -> tuple[OverrideRow, ...]:
     rows = []
     for override in OVERRIDES:
         given = {override.name: read(override.name, override.example, "--set")}
-        setting = translate.Setting("cuda", RIG_CAPABILITY, plugin=False)
+        setting = translate.Setting("cuda", RIG_CAPABILITY, plugin=True)
         states = translate.apply(serve_argv(envelope), dict(envelope.environment), given, setting)[2]
         state = states[override.name]
         rows.append(
