@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from sm86.trace.kernels import Bucket, short_name
 from sm86.trace.layers import Placement, place
 from sm86.trace.reader import Trace, read
 from sm86.trace.source import NEED
-from sm86.trace.units import BUCKETS, Shape, Tally, Unit, partial_shapes
+from sm86.trace.units import BUCKETS, Shape, Tally, Unit, lost_kernels, partial_shapes
 
 # With fewer whole units than this beside it, the first of a session is averaged after all.
 ENOUGH = 3
@@ -148,8 +148,6 @@ class FileResult:
     steps: View | None
     graphs: View | None
     outside: tuple[tuple[str, Bucket, int, int], ...]
-    decoder: str = ""
-    notes: list[str] = field(default_factory=list)
 
     @property
     def main(self) -> View | None:
@@ -245,18 +243,17 @@ def _view(unit: str, tally: Tally, collector: Collector) -> View | None:
     if not tally.units:
         return None
     tally.finish()
-    held = tally.held
     lost, odd = _left_out(tally)
     whole = sum(s.count for i, s in enumerate(tally.shapes.values()) if i not in lost and i not in odd)
-    first = 0
-    if held is not None:
-        if whole >= ENOUGH:
-            first = 1
-            tally.held = None
-        else:
-            tally.release_held()
-            tally.finish()
-            lost, odd = _left_out(tally)
+    first = first_lost = 0
+    if tally.held is not None and whole >= ENOUGH:
+        first_lost = int(lost_kernels(tally.held, list(tally.shapes.values())))
+        first = 1 - first_lost
+        tally.held = None
+    elif tally.held is not None:
+        tally.release_held()
+        tally.finish()
+        lost, odd = _left_out(tally)
     shapes = list(tally.shapes.values())
     chosen = [shape for i, shape in enumerate(shapes) if i not in lost and i not in odd and shape.count]
     if not chosen:
@@ -264,7 +261,10 @@ def _view(unit: str, tally: Tally, collector: Collector) -> View | None:
         chosen = [max(shapes, key=lambda shape: (shape.count, shape.nodes))] if shapes else []
         if not chosen:
             return None
-    return _summed(unit, tally, collector, shapes, chosen, lost, odd, first)
+    view = _summed(unit, tally, collector, shapes, chosen, lost, odd)
+    view.first = first
+    view.partial += first_lost
+    return view
 
 
 def _left_out(tally: Tally) -> tuple[set[int], set[int]]:
@@ -284,7 +284,6 @@ def _summed(
     chosen: list[Shape],
     lost: set[int],
     odd: set[int],
-    first: int,
 ) -> View:
     names = collector.names.list
     units = sum(shape.count for shape in chosen)
@@ -313,7 +312,7 @@ def _summed(
         seen=tally.units,
         units=units,
         partial=partial,
-        first=first,
+        first=0,
         odd=others + tally.beyond_limit,
         sum=Spread.of(sums),
         busy=Spread.of([value for shape in chosen for value in shape.busy]),
@@ -400,7 +399,7 @@ def _example(tally: Tally, collector: Collector) -> Example | None:
     every = collector.names.list
     return Example(
         unit,
-        tally.plan(unit),
+        tally.placement(unit),
         tuple(short_name(every[name]) for name in unit.names),
         tuple(collector.streams.list[stream] for stream in unit.streams),
     )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from sm86.trace.events import Event
 from sm86.trace.kernels import Kind, kind_of
-from sm86.trace.units import Tally, Unit
+from sm86.trace.units import Tally, Unit, unit_of
 
 WINDOW = 1 << 18
 LAUNCH_LIMIT = 1 << 19
@@ -173,7 +173,8 @@ class Collector:
                 if event.args.graph_id not in (-1, 0):
                     self._graph_ids[self._id(event.args.correlation)] = event.args.graph_id
         # CUPTI had no time for these; they are left out wherever times are summed, and counted here
-        self.counts.without_time += sum(d <= 0 or s <= 0 for d, s in zip(durations, starts, strict=True))
+        if min(durations) <= 0 or min(starts) <= 0:
+            self.counts.without_time += sum(d <= 0 or s <= 0 for d, s in zip(durations, starts, strict=True))
         if len(self._correlation) >= self.window:
             self._fold(self.window // 2)
 
@@ -297,7 +298,9 @@ class Collector:
             counts.nodes_max = max(counts.nodes_max, nodes)
             for low, high in ranges:
                 counts.graph_ns += sum(self._duration[low:high])
-                counts.gpu_before_launch += sum(start < launch[0] for start in self._start[low:high])
+                starts = self._start[low:high]
+                if min(starts) < launch[0]:
+                    counts.gpu_before_launch += sum(start < launch[0] for start in starts)
             unit = self._unit(ranges, launch[0])
             if unit is not None:
                 graph_id = self._graph_ids.pop(correlation, None)
@@ -337,7 +340,7 @@ class Collector:
         return self._start[index] > 0 and self._duration[index] > 0
 
     def _unit(self, ranges: list[tuple[int, int]], launch: int) -> Unit | None:
-        """The unit of these events in the order of their starts; events without a time are left out."""
+        """The unit of these events; those without a time are left out. None when none is left."""
         if len(ranges) == 1:
             low, high = ranges[0]
             names, streams = self._name[low:high], self._stream[low:high]
@@ -350,18 +353,13 @@ class Collector:
                 streams.extend(self._stream[low:high])
                 starts.extend(self._start[low:high])
                 durations.extend(self._duration[low:high])
-        timeless = min(durations) <= 0 or min(starts) <= 0
-        order = sorted(range(len(starts)), key=starts.__getitem__)
-        if timeless:
-            order = [index for index in order if starts[index] > 0 and durations[index] > 0]
-            if not order:
+        if min(durations) <= 0 or min(starts) <= 0:
+            timed = [i for i in range(len(starts)) if starts[i] > 0 and durations[i] > 0]
+            if not timed:
                 return None
-        if timeless or starts != sorted(starts):
-            names = array("i", [names[index] for index in order])
-            streams = array("H", [streams[index] for index in order])
-            durations = [durations[index] for index in order]
-            starts = [starts[index] for index in order]
-        return Unit(names, streams, starts, durations, launch)
+            names, streams = array("i", [names[i] for i in timed]), array("H", [streams[i] for i in timed])
+            starts, durations = [starts[i] for i in timed], [durations[i] for i in timed]
+        return unit_of(names, streams, starts, durations, launch)
 
     def _keep(self, ranges: list[tuple[int, int]]) -> None:
         name, stream = array("i"), array("H")

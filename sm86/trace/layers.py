@@ -23,11 +23,15 @@ _KIND_IS_BUCKET = {kind: Bucket(int(kind)) for kind in Kind if kind not in (Kind
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """For each kernel its bucket and its layer (OUTSIDE: before, behind or without layers); each layer's kind."""
+    """For each kernel its bucket and its layer (OUTSIDE: before, behind or without layers); each layer's kind.
+
+    sublayers: for each kernel the number of mHC runs up to it.
+    """
 
     buckets: tuple[Bucket, ...]
     layers: tuple[int, ...]
     kinds: tuple[str, ...]
+    sublayers: tuple[int, ...] = ()
 
     def counts(self) -> dict[str, int]:
         """Layers found per kind, e.g. {"CSA": 21, "HCA": 20, "SWA": 2}; empty when none could be told."""
@@ -56,7 +60,7 @@ def place(kinds: Sequence[Kind], streams: Sequence[int]) -> Placement:
             if kind in (Kind.LINEAR, Kind.MOE_EXPERTS):
                 last_gemm[streams[index]] = bucket
         buckets.append(bucket)
-    return Placement(tuple(buckets), layers, layer_kinds)
+    return Placement(tuple(buckets), layers, layer_kinds, tuple(sublayer_of))
 
 
 def _sublayers(kinds: Sequence[Kind]) -> list[int]:

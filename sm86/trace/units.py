@@ -11,6 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from sm86.trace.kernels import COLLECTIVES, Bucket, Kind
 from sm86.trace.layers import Placement, place
@@ -22,46 +23,77 @@ BUCKETS = len(Bucket)
 
 @dataclass(slots=True)
 class Unit:
-    """One step or graph: its GPU events in the order of their starts.
+    """One step or graph: its GPU events, stream after stream, each stream in the order of its starts.
 
-    names, streams: small numbers; starts, durations: ns; launch: when the CPU launched it, ns;
-    label: units of another label never share a shape (decode and prefill steps; graph ids);
-    incomplete: a graph of it is known to lack kernels.
+    In that order every replay of one graph reads the same, however its streams overlap.
+    names, streams: small numbers; starts, durations: ns; sum, busy, span: ns, of all durations, of the
+    union over the streams, from the first start to the last end; launch: when the CPU launched it, ns;
+    label: units of another label never share a shape (decode and prefill steps; graph ids).
     """
 
     names: array[int]
     streams: array[int]
     starts: list[int]
     durations: list[int]
+    sum: int
+    busy: int
+    span: int
     launch: int
     label: str = ""
-    incomplete: bool = False
     graphs: int = 0
 
-    def sums(self) -> tuple[int, int, int]:
-        """(sum, busy, span) in ns: of all durations; union over the streams; first start to last end."""
-        end, busy = self.starts[0], 0
-        for start, duration in zip(self.starts, self.durations, strict=True):
-            stop = start + duration
-            if start >= end:
-                busy += duration
-                end = stop
-            elif stop > end:
-                busy += stop - end
-                end = stop
-        return sum(self.durations), busy, end - self.starts[0]
+
+def unit_of(names: array[int], streams: array[int], starts: list[int], durations: list[int], launch: int) -> Unit:
+    """The unit of these events, given in any order. At least one; all lists of one length."""
+    in_time = sorted(range(len(starts)), key=starts.__getitem__)
+    first = starts[in_time[0]]
+    end, busy = first, 0
+    for index in in_time:
+        start = starts[index]
+        stop = start + durations[index]
+        if stop > end:
+            busy += stop - (start if start > end else end)
+            end = stop
+    in_time.sort(key=streams.__getitem__)
+    return Unit(
+        array("i", [names[index] for index in in_time]),
+        array("H", [streams[index] for index in in_time]),
+        [starts[index] for index in in_time],
+        [durations[index] for index in in_time],
+        sum(durations),
+        busy,
+        end - first,
+        launch,
+    )
 
 
 @dataclass(slots=True)
 class Plan:
-    """One order of kernels seen, with its placement and the time summed at each position (ns)."""
+    """One set of stream sequences seen, with its placement and the time summed at each position (ns).
+
+    cuts: positions of the kernels that open a sublayer; beside: per kernel of another stream than theirs
+    its position and the number of the last cut before it.
+    """
 
     shape: Shape
     placement: Placement
     names: array[int]
     time: list[int]
     collectives: tuple[int, ...]
+    cuts: tuple[int, ...]
+    beside: tuple[tuple[int, int], ...]
     units: int = 0
+
+    def holds_for(self, starts: list[int]) -> bool:
+        """Whether a unit with these starts has every kernel between the same cuts."""
+        borders = [starts[position] for position in self.cuts]
+        borders.append(1 << 63)
+        if any(a > b for a, b in pairwise(borders)):
+            return False
+        return all(
+            borders[cut] <= starts[position] < borders[cut + 1] if cut >= 0 else starts[position] < borders[0]
+            for position, cut in self.beside
+        )
 
 
 @dataclass(slots=True)
@@ -78,7 +110,6 @@ class Shape:
     graphs: int
     kinds: tuple[str, ...]
     collective_buckets: tuple[Bucket, ...]
-    incomplete: bool = False
     starts: array[int] = field(default_factory=lambda: array("q"))
     sums: array[int] = field(default_factory=lambda: array("q"))
     busy: array[int] = field(default_factory=lambda: array("q"))
@@ -103,8 +134,8 @@ class Tally:
     def __init__(self, kind_by_name: Sequence[Kind]) -> None:
         """kind_by_name: the kind of each name number; may grow while units come."""
         self._kind_by_name = kind_by_name
-        self._plans: dict[tuple[bytes, bytes, str, bool], Plan] = {}
-        self.shapes: dict[tuple[str, bool, frozenset[tuple[int, int]]], Shape] = {}
+        self._plans: dict[tuple[bytes, bytes, str], Plan] = {}
+        self.shapes: dict[tuple[str, frozenset[tuple[int, int]]], Shape] = {}
         self.held: Unit | None = None
         self.beyond_limit = 0
         self.units = 0
@@ -135,9 +166,19 @@ class Tally:
             _settle(plan)
         self._plans.clear()
 
-    def plan(self, unit: Unit) -> Placement:
-        """The placement of `unit`'s kernels."""
-        return place([self._kind_by_name[name] for name in unit.names], unit.streams)
+    def placement(self, unit: Unit) -> Placement:
+        """The placement of `unit`'s kernels, in the order in which the unit has them."""
+        in_time = sorted(range(len(unit.starts)), key=unit.starts.__getitem__)
+        placed = place(
+            [self._kind_by_name[unit.names[index]] for index in in_time], [unit.streams[index] for index in in_time]
+        )
+        back = sorted(range(len(in_time)), key=in_time.__getitem__)
+        return Placement(
+            tuple(placed.buckets[index] for index in back),
+            tuple(placed.layers[index] for index in back),
+            placed.kinds,
+            tuple(placed.sublayers[index] for index in back),
+        )
 
     def _count(self, unit: Unit) -> None:
         plan = self._plan_of(unit)
@@ -148,28 +189,32 @@ class Tally:
         durations = unit.durations
         plan.time = [a + b for a, b in zip(plan.time, durations, strict=True)] if plan.units else list(durations)
         plan.units += 1
-        total, busy, span = unit.sums()
-        shape.starts.append(unit.starts[0])
-        shape.sums.append(total)
-        shape.busy.append(busy)
-        shape.spans.append(span)
+        shape.starts.append(min(unit.starts))
+        shape.sums.append(unit.sum)
+        shape.busy.append(unit.busy)
+        shape.spans.append(unit.span)
         by_bucket = [0] * BUCKETS
         for bucket, duration in zip(plan.placement.buckets, durations, strict=True):
             by_bucket[bucket] += duration
         shape.bucket_time.extend(by_bucket)
         shape.collective_time.extend([durations[index] for index in plan.collectives])
-        self._consider_example(unit, shape, span)
+        self._consider_example(unit, shape, unit.span)
 
     def _plan_of(self, unit: Unit) -> Plan | None:
-        key = (unit.names.tobytes(), unit.streams.tobytes(), unit.label, unit.incomplete)
+        key = (unit.names.tobytes(), unit.streams.tobytes(), unit.label)
         plan = self._plans.get(key)
-        if plan is not None:
+        if plan is not None and plan.holds_for(unit.starts):
             return plan
-        placement = self.plan(unit)
+        placement = self.placement(unit)
         multiset = Counter(unit.names)
-        shape_key = (unit.label, unit.incomplete, frozenset(multiset.items()))
+        shape_key = (unit.label, frozenset(multiset.items()))
         shape = self.shapes.get(shape_key)
-        collectives = tuple(i for i, bucket in enumerate(placement.buckets) if bucket in COLLECTIVES)
+        collectives = tuple(
+            sorted(
+                (i for i, bucket in enumerate(placement.buckets) if bucket in COLLECTIVES),
+                key=unit.starts.__getitem__,
+            )
+        )
         if shape is None:
             if len(self.shapes) >= SHAPE_LIMIT:
                 return None
@@ -180,12 +225,13 @@ class Tally:
                 graphs=unit.graphs,
                 kinds=placement.kinds,
                 collective_buckets=tuple(placement.buckets[i] for i in collectives),
-                incomplete=unit.incomplete,
             )
             self.shapes[shape_key] = shape
-        if len(self._plans) >= PLAN_LIMIT:
+        if plan is not None:
+            _settle(plan)
+        elif len(self._plans) >= PLAN_LIMIT:
             self.finish()
-        plan = Plan(shape, placement, unit.names, [], collectives)
+        plan = Plan(shape, placement, unit.names, [], collectives, *_cuts(unit, placement, self._kind_by_name))
         self._plans[key] = plan
         return plan
 
@@ -197,6 +243,26 @@ class Tally:
         heavier = known is None or (shape is not known and shape.count * shape.nodes > known.count * known.nodes)
         if heavier or (shape is known and distance < self._example_distance):
             self.example, self._example_shape, self._example_distance = unit, shape, distance
+
+
+def _cuts(
+    unit: Unit, placement: Placement, kind_by_name: Sequence[Kind]
+) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """The positions of the kernels that open a sublayer, and the kernels of other streams with their last cut."""
+    opening: dict[int, int] = {}
+    for index in sorted(range(len(unit.starts)), key=unit.starts.__getitem__):
+        sublayer = placement.sublayers[index]
+        if sublayer and kind_by_name[unit.names[index]] is Kind.MHC:
+            opening.setdefault(sublayer, index)
+    cuts = tuple(opening[sublayer] for sublayer in sorted(opening))
+    streams = {unit.streams[position] for position in cuts}
+    only = streams.pop() if len(streams) == 1 else -1
+    beside = tuple(
+        (index, placement.sublayers[index] - 1)
+        for index in range(len(unit.starts))
+        if cuts and unit.streams[index] != only
+    )
+    return cuts, beside
 
 
 def _settle(plan: Plan) -> None:
@@ -216,10 +282,10 @@ def _settle(plan: Plan) -> None:
 def partial_shapes(shapes: Sequence[Shape]) -> set[int]:
     """Which of `shapes` (by index) hold units that lost kernels.
 
-    That is: marked incomplete; or of a graph id whose usual node count is higher; or the kernels of
-    another shape of the same label with some missing, seen at most a third as often as that one.
+    That is: of a graph id whose usual node count is higher; or the kernels of another shape of the same
+    label with some missing, seen at most a third as often as that one.
     """
-    lost: set[int] = {i for i, shape in enumerate(shapes) if shape.incomplete}
+    lost: set[int] = set()
     by_label: dict[str, list[int]] = {}
     for index, shape in enumerate(shapes):
         by_label.setdefault(shape.label, []).append(index)
@@ -243,3 +309,15 @@ def partial_shapes(shapes: Sequence[Shape]) -> set[int]:
             ):
                 lost.add(index)
     return lost
+
+
+def lost_kernels(unit: Unit, shapes: Sequence[Shape]) -> bool:
+    """Whether `unit`, counted to none of `shapes` yet, has the kernels of a usual one with some missing."""
+    multiset = Counter(unit.names)
+    return any(
+        shape.label == unit.label
+        and shape.nodes > len(unit.names)
+        and shape.count >= 3
+        and (unit.label.startswith("graph ") or multiset <= shape.multiset)
+        for shape in shapes
+    )

@@ -169,7 +169,13 @@ class _Writer:
         self._first = True
 
     def head(self) -> None:
-        device = {"id": self.rank, "name": "NVIDIA GeForce RTX 3090", "computeMajor": 8, "computeMinor": 6, "numSms": 82}
+        device = {
+            "id": self.rank,
+            "name": "NVIDIA GeForce RTX 3090",
+            "computeMajor": 8,
+            "computeMinor": 6,
+            "numSms": 82,
+        }
         world = max(self.recipe.world, 1)
         groups = [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": world, "ranks": list(range(world))}]
         distributed = {"backend": "nccl", "rank": self.rank, "world_size": world, "pg_count": 1, "pg_config": groups}
@@ -184,7 +190,7 @@ class _Writer:
         )
 
     def tail(self) -> None:
-        self.file.write('\n  ],\n  "traceName": "/tmp/rank%d.pt.trace.json"\n}\n' % self.rank)
+        self.file.write(f'\n  ],\n  "traceName": "/tmp/rank{self.rank}.pt.trace.json"\n}}\n')
 
     def event(self, text: str) -> None:
         self.file.write(text if self._first else ",\n" + text)
@@ -248,7 +254,9 @@ class _Writer:
         early = launch_at is not None and correlation % 2 == 0
         if early and launch_at is not None:
             self.launch("cudaGraphLaunch", 311, correlation, launch_at)
-        for number, t in sorted(numbered, key=lambda item: (item[1].node.stream != MAIN, item[1].node.stream, item[1].start)):
+        for number, t in sorted(
+            numbered, key=lambda item: (item[1].node.stream != MAIN, item[1].node.stream, item[1].start)
+        ):
             self.gpu(t, correlation, graph_id if self.recipe.graph_ids else 0, number)
         if launch_at is None:
             self.orphan_groups.append(len(timed))
@@ -362,7 +370,9 @@ def _host_side(writer: _Writer, recipe: Recipe, kinds: list[str]) -> None:
             writer.cpu("cpu_op", "aten::index_select", start + index * 900, 700, args)
         for index in range(recipe.stack_events):
             args = f'"Python parent id": {index}, "Python id": {index + 1}, "Ev Idx": {index}'
-            writer.cpu("python_function", "vllm/v1/worker/gpu_worker.py(700): execute_model", start + index * 90, 80, args)
+            writer.cpu(
+                "python_function", "vllm/v1/worker/gpu_worker.py(700): execute_model", start + index * 90, 80, args
+            )
 
 
 def _one_step(
@@ -401,13 +411,13 @@ def _one_step(
     at = sampling_at
     for node in SAMPLING:
         t = _Timed(node, at, node.usual_ns)
-        writer.plain(t, launch_at + 600_000, 'void sampler<"greedy">(float*)' if bad and node.bucket == "sampling" else None)
+        writer.plain(
+            t, launch_at + 600_000, 'void sampler<"greedy">(float*)' if bad and node.bucket == "sampling" else None
+        )
         at += node.usual_ns + 500
 
 
-def _whole_step(
-    writer: _Writer, recipe: Recipe, timed: list[_Timed], pieces: list[list[Node]], launch_at: int
-) -> None:
+def _whole_step(writer: _Writer, recipe: Recipe, timed: list[_Timed], pieces: list[list[Node]], launch_at: int) -> None:
     if recipe.mode == GRAPHS:
         writer.graph(timed, launch_at, 11)
         return

@@ -14,16 +14,22 @@ FLASH_LAYERS = ("SWA", "SWA", *(("CSA", "HCA") * 20), "CSA")
 OUTSIDE = -1
 MAIN, SIDE, SIDE_2 = 7, 20, 21
 
-MARLIN = "void marlin::Marlin<c10::BFloat16, (long)1125899906909960, 256, 1, 8, 4, false, 4, 8, false>(int4 const*, int4 const*)"
-MARLIN_MOE = "void marlin_moe_wna16::Marlin<c10::BFloat16, (long)1125899906909960, 256, 1, 8, 4, false, 4>(int4 const*, int)"
-GEMM = "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align8>(cutlass_80_wmma::Params)"
-GEMV = "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, __nv_bfloat16, float, float, 7>(float const*)"
+MARLIN = (
+    "void marlin::Marlin<c10::BFloat16, (long)1125899906909960, 256, 1, 8, 4, false, 4, 8>(int4 const*, int4 const*)"
+)
+MARLIN_MOE = (
+    "void marlin_moe_wna16::Marlin<c10::BFloat16, (long)1125899906909960, 256, 1, 8, 4, false, 4>(int4 const*, int)"
+)
+GEMM = "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align8>(Params)"
+GEMV = "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, __nv_bfloat16, float, 7>(float*)"
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 RMS = "void vllm::rms_norm_kernel<c10::BFloat16, 8, 2>(c10::BFloat16*, c10::BFloat16 const*, long, float, int, int)"
 ATTENTION = "void flash_fwd_splitkv_mla_fp8_sparse_kernel<64, Flash_fwd_mla_params>(Flash_fwd_mla_params)"
 COMBINE = "void flash_fwd_mla_combine_kernel<cutlass::bfloat16_t, float, long, 512, 8, 128>(Flash_fwd_mla_params)"
-ACTIVATION = "void vllm::act_and_mul_kernel<c10::BFloat16, &vllm::silu_kernel<c10::BFloat16>, true>(c10::BFloat16*, int)"
+ACTIVATION = (
+    "void vllm::act_and_mul_kernel<c10::BFloat16, &vllm::silu_kernel<c10::BFloat16>, true>(c10::BFloat16*, int)"
+)
 INSERT = "void vllm::fusedDeepseekV4QNormRopeKVRopeQuantInsertKernel<c10::BFloat16, 8>(c10::BFloat16*, unsigned char*)"
 
 
@@ -76,7 +82,13 @@ def _attention(layer: int, kind: str) -> list[Node]:
             Node("_save_partial_states_kernel", "compressor", layer, SIDE_2, 1500),
             Node("_fused_kv_compress_norm_rope_insert_indexer_attn", "csa_lightning_indexer", layer, SIDE_2, 2600),
             Node("sm86_paged_mqa_logits_kernel", "csa_lightning_indexer", layer, SIDE_2, 9400),
-            Node("void vllm::persistent_topk_kernel<512, 2048>(float const*, int*)", "csa_lightning_indexer", layer, SIDE_2, 8800),
+            Node(
+                "void vllm::persistent_topk_kernel<512, 2048>(float const*, int*)",
+                "csa_lightning_indexer",
+                layer,
+                SIDE_2,
+                8800,
+            ),
             Node("_compute_global_topk_indices_and_lens_kernel", "csa_lightning_indexer", layer, SIDE_2, 1700),
         ]
     if kind != "SWA":
@@ -107,12 +119,31 @@ def _feed_forward(layer: int) -> list[Node]:
         Node(MARLIN, linear, layer, SIDE, 4100),
         Node(topk, "moe_routing", layer, MAIN, 3300),
         Node(align, "moe_routing", layer, MAIN, 3900),
-        Node("void vllm::moe::count_and_sort_expert_tokens_kernel<int>(int const*, int*)", "moe_routing", layer, MAIN, 1800),
+        Node(
+            "void vllm::moe::count_and_sort_expert_tokens_kernel<int>(int const*, int*)",
+            "moe_routing",
+            layer,
+            MAIN,
+            1800,
+        ),
         Node(MARLIN_MOE, "moe_experts", layer, MAIN, 11_800),
         Node(ACTIVATION, "moe_experts", layer, MAIN, 1500),
         Node(MARLIN_MOE, "moe_experts", layer, MAIN, 9900),
-        Node("void vllm::moe::moe_sum_kernel<c10::BFloat16, 6>(c10::BFloat16*, c10::BFloat16 const*, int)", "moe_experts", layer, MAIN, 1600),
-        Node("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>(int)", "other", layer, MAIN, 1500, joins=True),
+        Node(
+            "void vllm::moe::moe_sum_kernel<c10::BFloat16, 6>(c10::BFloat16*, c10::BFloat16 const*, int)",
+            "moe_experts",
+            layer,
+            MAIN,
+            1600,
+        ),
+        Node(
+            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>(int)",
+            "other",
+            layer,
+            MAIN,
+            1500,
+            joins=True,
+        ),
         Node(ALL_REDUCE, "tp_all_reduce", layer, MAIN, 24_000),
     ]
 
@@ -123,7 +154,13 @@ def decode_step(layers: tuple[str, ...] = FLASH_LAYERS) -> list[list[Node]]:
     layers: the kind of each layer, "CSA", "HCA" or "SWA". Odd pieces of the result are attention.
     """
     embedding = [
-        Node("void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long)", "other", OUTSIDE, MAIN, 2100),
+        Node(
+            "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long)",
+            "other",
+            OUTSIDE,
+            MAIN,
+            2100,
+        ),
         Node("Memset (Device)", "other", OUTSIDE, MAIN, 900, category="gpu_memset"),
         Node(ALL_REDUCE, "tp_all_reduce", OUTSIDE, MAIN, 24_000),
     ]
@@ -142,6 +179,18 @@ def decode_step(layers: tuple[str, ...] = FLASH_LAYERS) -> list[list[Node]]:
 
 
 SAMPLING = (
-    Node("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>, unsigned int>>(int)", "sampling", OUTSIDE, MAIN, 9100),
-    Node("void at::native::index_elementwise_kernel<128, 4>(long, at::native::gpu_index_kernel)", "other", OUTSIDE, MAIN, 2300),
+    Node(
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>>>(int)",
+        "sampling",
+        OUTSIDE,
+        MAIN,
+        9100,
+    ),
+    Node(
+        "void at::native::index_elementwise_kernel<128, 4>(long, at::native::gpu_index_kernel)",
+        "other",
+        OUTSIDE,
+        MAIN,
+        2300,
+    ),
 )
