@@ -54,7 +54,9 @@ def _runbook(envelopes: Sequence[Envelope], rigs: Sequence[Envelope]) -> dict[st
         "kv_step": kv.BLOCK_STEP,
         "blocks": runbook.block_rows(rigs),
         "checklist": runbook.CHECKLIST,
-        "overrides": runbook.override_rows(rig),
+        "overrides": runbook.override_rows(
+            rig, runbook.has_plugin((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+        ),
         "matrix": runbook.COMM_MATRIX,
         "settings": settings(envelopes),
         "start_factor": facts.START_FACTOR,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sm86.launch import translate
+from sm86.launch.engine import PLUGIN, PLUGIN_GROUP
 from sm86.launch.overrides import OVERRIDES, read
 from sm86.plan import kv
 from sm86.spec.argv import serve_argv
@@ -83,18 +85,27 @@ COMM_MATRIX = (
 """The roadmap's comm matrix: title and overrides of each run."""
 
 
-def override_rows(envelope: Envelope) -> tuple[OverrideRow, ...]:
-    """Every override with its example value, and what the launcher would make of it for this envelope on SM 8.6."""
+def override_rows(envelope: Envelope, plugin: bool) -> tuple[OverrideRow, ...]:
+    """Every override with its example value, and what the launcher would make of it for this envelope on SM 8.6.
+
+    plugin: whether the image has the SM86 plugin.
+    """
     rows = []
     for override in OVERRIDES:
         given = {override.name: read(override.name, override.example, "--set")}
-        setting = translate.Setting("cuda", RIG_CAPABILITY, plugin=True)
+        setting = translate.Setting("cuda", RIG_CAPABILITY, plugin)
         states = translate.apply(serve_argv(envelope), dict(envelope.environment), given, setting)[2]
         state = states[override.name]
         rows.append(
             OverrideRow(override.name, override.meaning, override.form, override.example, state.state, state.why)
         )
     return tuple(rows)
+
+
+def has_plugin(pyproject: str) -> bool:
+    """Whether the package, by the text of its pyproject.toml, brings the SM86 plugin into an image."""
+    plugins = tomllib.loads(pyproject)["project"].get("entry-points", {}).get(PLUGIN_GROUP, {})
+    return PLUGIN in plugins
 
 
 def block_rows(envelopes: Sequence[Envelope]) -> tuple[BlockRow, ...]:
