@@ -21,6 +21,9 @@ NEEDS_TORCH = (
     "test_hooks_runtime.py",
     "test_nan_watch.py",
     "test_kernels_key_index.py",
+    "test_transformers.py",
+    "test_gpu_native.py",
+    "test_gpu_shapes.py",
     "test_checkpoint.py",
 )
 if DEVICE == "cpu":
