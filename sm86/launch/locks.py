@@ -154,6 +154,18 @@ def _read_owner(handle: int) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _is_alive(pid: object) -> bool:
+    if not isinstance(pid, int) or pid <= 0:
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def _busy(path: Path, owner: Mapping[str, Any]) -> CouldNotRun:
     name = path.name.removesuffix(".lock")
     what = "the CPU is" if name == "cpu" else f"{name} is"
@@ -161,6 +173,11 @@ def _busy(path: Path, owner: Mapping[str, Any]) -> CouldNotRun:
     if not envelope:
         return CouldNotRun(f"{what} in use by another server of this product", "stop that one first")
     where = f"{owner.get('host')} (process {owner.get('pid')})"
+    if owner.get("host") == socket.gethostname() and not _is_alive(owner.get("pid")):
+        return CouldNotRun(
+            f"{what} in use: {envelope} on {where} has ended, but workers of it still run",
+            f"end them (invoke down --envelope {envelope}, or kill the processes called VLLM::)",
+        )
     return CouldNotRun(
         f"{what} in use: {envelope} runs on {where} since {owner.get('started')}",
         f"stop {envelope} first (docker compose stop {envelope}, or invoke down --envelope {envelope})",
