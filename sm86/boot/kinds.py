@@ -397,7 +397,7 @@ KINDS: tuple[Kind, ...] = (
     # --- the machine's files and ports
     Kind(
         "port taken",
-        "the server's port is taken inside its own network: {found}",
+        "the port that the server listens on is taken: {found}",
         "stop what listens there (ss -ltnp), or choose another: --port N",
         (r"Errno 98\]", r"[Aa]ddress already in use"),
     ),

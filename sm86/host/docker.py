@@ -78,7 +78,7 @@ def require_engine(answer_within_s: float = ANSWER_WITHIN_S) -> DockerGateway:
     EngineHangs, EngineConfused.
     """
     try:
-        import docker
+        from docker.client import DockerClient
     except ImportError:
         raise CouldNotRun(
             "the Python package docker is not installed", "install the product with its host extra: pip install .[host]"
@@ -86,7 +86,7 @@ def require_engine(answer_within_s: float = ANSWER_WITHIN_S) -> DockerGateway:
 
     endpoint = os.environ.get("DOCKER_HOST") or "the default socket"
     try:
-        client = docker.from_env(version="auto", timeout=answer_within_s)
+        client = DockerClient.from_env(version="auto", timeout=answer_within_s)
         endpoint = _endpoint(client) or endpoint
         version, info = client.version(), client.info()
     except Exception as error:

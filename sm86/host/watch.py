@@ -15,7 +15,6 @@ from sm86.boot.failures import Failure, classify, make_scanner
 from sm86.boot.kinds import Case
 from sm86.boot.phases import BootPhases, Phase, applicable
 from sm86.boot.state import CREATED, MISSING, EngineState
-from sm86.errors import Sm86Error
 from sm86.host.engine import ServerEngine
 from sm86.host.health import health
 from sm86.manifest import Value
@@ -83,9 +82,10 @@ class _Watch:
         self._reader = LogReader()
         self._scanner = make_scanner()
         self._manifest: dict[str, Value] = {}
-        self._chunks: queue.Queue[bytes | BaseException | None] = queue.Queue(maxsize=64)
+        self._chunks: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=64)
         self._health: int | None = None
         self._told = -1.0
+        self._log_open = False
 
     def run(self, attach: bool) -> BootResult:
         self._show()
@@ -100,11 +100,10 @@ class _Watch:
         base_url = self._engine.base_url
         self._follow()
         asked = -ASK_EVERY_S
-        log_open = True
         while True:
-            log_open = self._take_chunk() if log_open else self._rest()
+            self._take_chunk()
             now = self._clock()
-            if now - asked < ASK_EVERY_S and log_open:
+            if now - asked < ASK_EVERY_S and self._log_open:
                 continue
             asked = now
             state = self._engine.state()
@@ -118,10 +117,10 @@ class _Watch:
             expired = self._deadline.expired(self._phases.current, self._clock())
             if expired:
                 return self._failed(state, base_url, expired, attach)
-            if not log_open:
+            if not self._log_open:
                 # the stream ended and the server has not: the engine closed it, so it is opened again at its end
+                time.sleep(TICK_S)
                 self._follow(tail=0)
-                log_open = True
 
     def _follow(self, tail: int | None = None) -> None:
         chunks, engine = self._chunks, self._engine
@@ -134,26 +133,23 @@ class _Watch:
             except Exception as error:
                 chunks.put(error)
 
+        self._log_open = True
         # a daemon: a stream that blocks for ever must not keep the command from ending
         threading.Thread(target=pump, daemon=True, name="log").start()
 
-    def _take_chunk(self) -> bool:
-        """Take what has come; False when the stream has ended."""
+    def _take_chunk(self) -> None:
+        """Take what has come, waiting for it a tick at most; notes when the stream has ended."""
         try:
             chunk = self._chunks.get(timeout=TICK_S)
         except queue.Empty:
             self._show(tick=True)
-            return True
-        if isinstance(chunk, Sm86Error):
+            return
+        if isinstance(chunk, Exception):
             raise chunk
-        if chunk is None or isinstance(chunk, BaseException):
-            return False
-        self._read(chunk)
-        return True
-
-    def _rest(self) -> bool:
-        time.sleep(TICK_S)
-        return False
+        if chunk is None:
+            self._log_open = False
+        else:
+            self._read(chunk)
 
     def _read(self, chunk: bytes) -> None:
         now = self._clock()
@@ -198,8 +194,8 @@ class _Watch:
 
     def _drain(self) -> None:
         deadline = time.monotonic() + DRAIN_S
-        while time.monotonic() < deadline and self._take_chunk():
-            pass
+        while self._log_open and time.monotonic() < deadline:
+            self._take_chunk()
         for event in self._reader.close():
             self._phases.observe(event, self._clock())
         self._scanner.close()
