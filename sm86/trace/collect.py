@@ -142,7 +142,14 @@ class Collector:
         self._correlation = array("q")
 
     def feed(self, events: list[Event]) -> None:
-        """Take one block of events."""
+        """Take one block of events, whatever its size."""
+        if len(events) <= self.window:
+            self._take(events)
+            return
+        for low in range(0, len(events), self.window):
+            self._take(events[low : low + self.window])
+
+    def _take(self, events: list[Event]) -> None:
         for event in [event for event in events if event.cat in CPU_CATEGORIES]:
             self._cpu(event)
         gpu = [event for event in events if event.cat in GPU_CATEGORIES]

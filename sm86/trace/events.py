@@ -21,7 +21,7 @@ _BOUNDARY_TEXT = re.compile(BOUNDARY.pattern.decode())
 # Kineto's order of fields: the name ends where the next field starts, whatever stands inside it.
 _NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"(?:pid|ph|cat|ts|tid)"\s*:|"\s*\}|"\s*$)', re.DOTALL)
 _INNER_QUOTE = re.compile(r'(?<!\\)((?:\\\\)*)"')
-_BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrtu])')
+_ESCAPE = re.compile(r'\\((?:["\\/bfnrt]|u[0-9a-fA-F]{4})?)')
 _BAD_NUMBER = re.compile(r"(:\s*|[\[,]\s*)([-+]?(?:nan(?:\(\w*\))?|inf(?:inity)?))(?=\s*[,}\]])", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
@@ -197,11 +197,15 @@ def repair(text: str) -> Event | None:
     """The event of one broken object's text, or None when no known fault explains it."""
     mended = _BAD_NUMBER.sub(r"\1null", text)
     mended = _NAME.sub(_escaped_name, mended, count=1)
-    mended = _CONTROL.sub(" ", _BAD_ESCAPE.sub(r"\\\\", mended))
+    mended = _CONTROL.sub(" ", _ESCAPE.sub(_whole_escape, mended))
     try:
         return from_mapping(_STANDARD.decode(mended))
     except (ValueError, RecursionError):
         return None
+
+
+def _whole_escape(match: re.Match[str]) -> str:
+    return match[0] if match[1] else r"\\"
 
 
 def _escaped_name(match: re.Match[str]) -> str:

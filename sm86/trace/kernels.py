@@ -110,9 +110,10 @@ _RULES: tuple[tuple[Kind, str], ...] = (
     (Kind.OTHER, r"^nccl"),
     (
         Kind.MOE_ROUTING,
-        r"topkgating|hashtopk|dsv4_topk|moe_align|count_and_sort_expert|grouped_topk|moe::.*topk|expert_map|moe_permute",
+        r"topkgating|hashtopk|dsv4_topk|moe_align|count_and_sort_expert|grouped_topk|moe::.*topk|expert_map|moe_permute|"
+        r"_routing_",
     ),
-    (Kind.MOE_EXPERTS, r"moe_wna16|fused_moe|moe_sum|marlin_moe|moe_gemm|moe_unpermute|fused_marlin_moe"),
+    (Kind.MOE_EXPERTS, r"moe_wna16|fused_moe|moe_sum|marlin_moe|moe_gemm|moe_unpermute|fused_marlin_moe|matmul_ogs"),
     (
         Kind.INDEXER,
         r"indexer|mqa_logits|persistent_topk|cooperative_topk|filteredtopk|topkperrow|compute_global_topk",

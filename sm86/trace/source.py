@@ -14,6 +14,7 @@ from sm86.errors import CouldNotRun
 
 PIECE = 2 << 20
 COMPRESSED_PIECE = 256 << 10
+SLICE = 16 << 10
 
 GZIP = b"\x1f\x8b"
 NEED = "give a trace of the PyTorch profiler: a file ending in .pt.trace.json or .pt.trace.json.gz"
@@ -81,7 +82,7 @@ def pieces(path: Path, cut: Truncation, progress: Callable[[int], None] | None =
             read = 0
             start = file.read(COMPRESSED_PIECE)
             if not start.startswith(GZIP):
-                data = start + file.read(PIECE - len(start))
+                data = start
                 while data:
                     read += len(data)
                     if progress:
@@ -90,29 +91,42 @@ def pieces(path: Path, cut: Truncation, progress: Callable[[int], None] | None =
                     data = file.read(PIECE)
                 return
             inflater, errors = _inflater(), _inflate_errors()
-            data = start
-            while data:
-                read += len(data)
+            waiting: list[bytes] = []
+            size = 0
+            while start:
+                read += len(start)
                 if progress:
                     progress(read)
-                while data:
-                    try:
-                        out = inflater.decompress(data, PIECE)
-                    except errors as error:
-                        cut.why = f"the compressed data is damaged ({error})"
-                        return
-                    if out:
-                        yield out
-                    data = inflater.unconsumed_tail
+                # fed by small slices: what a damaged slice had given before the damage is lost
+                for low in range(0, len(start), SLICE):
+                    data = start[low : low + SLICE]
                     if inflater.eof:
-                        data = inflater.unused_data
                         if not data.startswith(GZIP):
-                            data = b""
-                            break
+                            yield b"".join(waiting)  # padding behind the last member
+                            return
                         inflater = _inflater()
-                    elif not out and not data:
-                        break
-                data = file.read(COMPRESSED_PIECE)
+                    full = False
+                    while data or full:
+                        try:
+                            out = inflater.decompress(data, PIECE)
+                        except errors as error:
+                            cut.why = f"the compressed data is damaged ({error})"
+                            yield b"".join(waiting)
+                            return
+                        waiting.append(out)
+                        size += len(out)
+                        full = len(out) >= PIECE  # more may wait inside, with nothing left to feed
+                        if size >= PIECE:
+                            yield b"".join(waiting)
+                            waiting, size = [], 0
+                        data = inflater.unconsumed_tail
+                        if inflater.eof:
+                            data = inflater.unused_data
+                            if not data.startswith(GZIP):
+                                break
+                            inflater = _inflater()
+                start = file.read(COMPRESSED_PIECE)
+            yield b"".join(waiting)
             if not inflater.eof:
                 cut.why = "the compressed file ends early"
     except OSError as error:

@@ -36,7 +36,7 @@ def print_result(out: Console, result: FileResult, tpot_ms: float | None = None)
     if view is not None:
         for line in _view_lines(view, result, tpot_ms):
             out.print("  " + line, soft_wrap=True)
-        out.print(_bucket_table(view))
+        out.print(_bucket_table(view, out.width >= 116))
         for line in _below(view):
             out.print("  " + line, soft_wrap=True)
         if result.steps is not None and result.graphs is not None:
@@ -54,7 +54,8 @@ def _headline(result: FileResult) -> str:
 def _reading(result: FileResult) -> list[str]:
     counts = result.counts
     lines = [
-        f"{result.events:,} events, {counts.gpu_events:,} of the GPU; {counts.launches:,} graph launches, "
+        f"{result.events:,} events, {counts.gpu_events:,} of the GPU; "
+        f"{plural(counts.launches, 'graph launch', 'graph launches')}, "
         f"{counts.graphs_with_gpu_events:,} with GPU events ({counts.graph_gpu_events:,}, "
         f"{counts.nodes_min}-{counts.nodes_max} per graph)"
     ]
@@ -62,10 +63,11 @@ def _reading(result: FileResult) -> list[str]:
     if counts.orphan_groups:
         events = sum(counts.orphan_groups)
         left_out.append(
-            f"{len(counts.orphan_groups)} orphan graphs ({events:,} events, {ms(counts.orphan_ns)} ms; launched before)"
+            f"{plural(len(counts.orphan_groups), 'orphan graph')}"
+            f" ({events:,} events, {ms(counts.orphan_ns)} ms; launched before)"
         )
     if counts.cut_launches:
-        left_out.append(f"{counts.cut_launches} launches without GPU events (cut)")
+        left_out.append(f"{plural(counts.cut_launches, 'launch', 'launches')} without GPU events (cut)")
     if counts.without_time:
         left_out.append(f"{counts.without_time:,} GPU events without a time")
     if counts.late_events:
@@ -93,7 +95,7 @@ def _view_lines(view: View, result: FileResult, tpot_ms: float | None) -> list[s
         left_out.append("the session's first")
     if view.odd:
         left_out.append(f"{view.odd} of another kind")
-    words = f"{view.units} {view.unit}s averaged" + (f" ({view.label})" if view.label else "")
+    words = f"{plural(view.units, view.unit)} averaged" + (f" ({view.label})" if view.label else "")
     lines = [words + (f"; left out: {', '.join(left_out)}" if left_out else "")]
     idle = view.span.median - view.busy.median
     lines.append(
@@ -122,30 +124,37 @@ def _view_lines(view: View, result: FileResult, tpot_ms: float | None) -> list[s
     return lines
 
 
-def _bucket_table(view: View) -> Any:
+def _bucket_table(view: View, names: bool) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("bucket", no_wrap=True)
-    for title in ("calls", "total s", f"calls/{view.unit}", f"ms/{view.unit}", "share"):
+    seconds = view.total >= 1_000_000_000
+    for title in ("calls", "total s" if seconds else "total ms", f"calls/{view.unit}", f"ms/{view.unit}", "share"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("mostly", overflow="ellipsis", no_wrap=True)
+    if names:
+        table.add_column("mostly", overflow="ellipsis", no_wrap=True)
     for row in view.buckets:
+        top = short_name(row.names[0][0], 44) + (f" +{len(row.names) - 1}" if len(row.names) > 1 else "")
         table.add_row(
             row.bucket.title,
             f"{row.calls:,}",
-            f"{row.total / 1e9:.3f}",
+            _total(row.total, seconds),
             f"{row.calls / view.units:g}" if row.calls % view.units == 0 else f"{row.calls / view.units:.2f}",
             ms(row.total / view.units),
             f"{row.total / view.total:.1%}" if view.total else "-",
-            short_name(row.names[0][0], 44) + (f" +{len(row.names) - 1}" if len(row.names) > 1 else ""),
+            *([top] if names else []),
         )
     calls = sum(row.calls for row in view.buckets)
     table.add_section()
     per_unit = f"{calls / view.units:g}" if calls % view.units == 0 else f"{calls / view.units:.2f}"
-    table.add_row("sum", f"{calls:,}", f"{view.total / 1e9:.3f}", per_unit, ms(view.total / view.units), "100.0%", "")
+    table.add_row("sum", f"{calls:,}", _total(view.total, seconds), per_unit, ms(view.total / view.units), "100.0%")
     return table
+
+
+def _total(ns: int, seconds: bool) -> str:
+    return f"{ns / 1e9:.3f}" if seconds else f"{ns / 1e6:.3f}"
 
 
 def _below(view: View) -> list[str]:
@@ -263,9 +272,15 @@ def print_diff(out: Console, diff: Diff) -> None:
     out.print(table)
     for name, bucket, a, b in diff.names:
         out.print(
-            f"  {(b - a) / 1000:+.3f} ms  {title_of(bucket)}: {short_name(name, 60)} ({a / 1000:.3f} -> {b / 1000:.3f})",
+            f"  {(b - a) / 1000:+.3f} ms  {title_of(bucket)}: {short_name(name, 60)}"
+            f" ({a / 1000:.3f} -> {b / 1000:.3f})",
             soft_wrap=True,
         )
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """ "1 graph", "2 graphs"."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def ms(ns: float) -> str:
