@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -188,6 +188,56 @@ class DockerGateway:
     def remove(self, name: str) -> None:
         """Remove a stopped container with its anonymous volumes; named volumes stay."""
         self._ask(lambda: self._client.api.remove_container(name, v=True))
+
+    def image_inside(self, name: str, argv: Sequence[str], within_s: float) -> tuple[int, str, str]:
+        """Run `argv` in a throw-away container of the image, without network, as the image's user.
+
+        Returns its exit code, stdout and stderr. Raises CouldNotRun when it does not end within `within_s` seconds;
+        the container is removed in every case.
+        """
+        api = self._client.api
+        created = self._ask(
+            lambda: api.create_container(
+                name,
+                command=list(argv[1:]),
+                entrypoint=[argv[0]],
+                host_config=api.create_host_config(network_mode="none", init=True),
+            )
+        )
+        if created is None:
+            raise CouldNotRun(f"there is no image {name}", "build it, or name one that `docker images` lists")
+        try:
+            self._ask(lambda: api.start(created["Id"]))
+            code = self._wait(created["Id"], within_s)
+            out, err = (
+                (self._ask(lambda out=out: api.logs(created["Id"], stdout=out, stderr=not out)) or b"").decode(
+                    "utf-8", "replace"
+                )
+                for out in (True, False)
+            )
+            return code, out, err
+        finally:
+            self._ask(lambda: api.remove_container(created["Id"], v=True, force=True))
+
+    def _wait(self, container_id: str, within_s: float) -> int:
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            facts = self.container(container_id)
+            if facts is not None and not facts.is_up:
+                return facts.exit_code or 0
+            time.sleep(0.2)
+        raise CouldNotRun(f"the container did not end within {within_s:.0f} s", "see whether the machine is overloaded")
+
+    def image_history(self, name: str) -> tuple[tuple[str, int], ...]:
+        """(command that made it, bytes) of each layer, newest first; empty where there is no such image."""
+        rows = self._ask(lambda: self._client.api.history(name)) or []
+        return tuple((str(row.get("CreatedBy") or ""), int(row.get("Size") or 0)) for row in rows)
+
+    def image_config(self, name: str) -> tuple[str, tuple[str, ...]]:
+        """The image's user and environment."""
+        inspected = self._ask(lambda: self._client.api.inspect_image(name)) or {}
+        config = inspected.get("Config") or {}
+        return str(config.get("User") or ""), tuple(config.get("Env") or ())
 
     def _ask(self, question: Any) -> Any:
         import docker.errors

@@ -1,0 +1,43 @@
+"""An image's facts, gathered: its own (the probe run inside) and the engine's about it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sm86.errors import CouldNotRun
+from sm86.host.docker import DockerGateway
+from sm86.image.check.probe import SCHEMA, VERSION
+from sm86.image.check.rules import Outside
+
+PROBE = ("python3", "-P", "-m", "sm86.image.check.probe")
+PROBE_S = 600.0
+"""Importing torch and vLLM from a cold disk takes a minute; hashing every file of a GPU image takes several."""
+
+
+def inside(docker: DockerGateway, image: str, files: bool = False) -> dict[str, Any]:
+    """What the probe says, run in a throw-away container without network. Raises CouldNotRun when it says nothing."""
+    argv = (*PROBE, *(("--files",) if files else ()))
+    code, out, err = docker.image_inside(image, argv, PROBE_S)
+    try:
+        # an imported library may print before the facts, which stand alone on the last line
+        facts = json.loads(out.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        words = tuple(err.strip().splitlines()[-5:])
+        mend = "it may be of another project, or of another version of this one: rebuild it"
+        raise CouldNotRun(f"{image} has no probe of this program (exit code {code})", mend, words) from None
+    if facts.get("schema") != SCHEMA or facts.get("version") != VERSION:
+        raise CouldNotRun(f"{image} answers with facts of another version", "rebuild the image from this revision")
+    return facts
+
+
+def outside(docker: DockerGateway, image: str) -> Outside:
+    """What the engine says of the image. Raises CouldNotRun where there is none."""
+    facts = docker.image(image)
+    if facts is None:
+        raise CouldNotRun(f"there is no image {image}", "build it, or name one that `docker images` lists")
+    user, environment = docker.image_config(image)
+    history = docker.image_history(image)
+    return Outside(
+        user, environment, facts.labels, tuple(command for command, _ in history), tuple(size for _, size in history)
+    )
