@@ -115,7 +115,8 @@ def read_service(compose: Compose, root: Path, name: str, environment: Mapping[s
         raise ComposeInvalid(f"{' '.join(compose.command)} config did not print JSON", "update Compose") from None
     except KeyError as missing:
         raise ComposeInvalid(
-            f"{FILE} has no service {name!r} (missing: {missing})", "run invoke render, which writes it from the specs"
+            f"{FILE} has no service {name!r} (missing: {missing})",
+            "invoke render writes the services of sm86/spec/envelopes; put the envelope's file there",
         ) from None
 
 
