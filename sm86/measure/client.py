@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from sm86.errors import CouldNotRun
 from sm86.measure.limits import Limits
 from sm86.measure.stream import Chunk, Done, Event, StreamParser
-from sm86.measure.timeline import StreamBroken, Timeline, build, check_event
+from sm86.measure.timeline import StreamBroken, Timeline, build, check_count, check_event
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 READ_BYTES = 65536
@@ -186,15 +186,17 @@ class Client:
             data, at = connection.read(response, deadline)
             new = parser.feed(data, at) if data else parser.end(at)
             events += new
+            counts = [e.completion_tokens for e in new if isinstance(e, Chunk) and e.completion_tokens]
             try:
                 for event in new:
                     check_event(event)
+                for count in counts:
+                    check_count(tokens, count)
                 if not data or any(isinstance(event, Done) for event in new):
                     return build(sent_at, events)
             except StreamBroken as broken:
                 kind = REFUSED if broken.reported else NONSENSE
                 raise ServerFault(kind, broken.problem, broken.code, broken.server_said) from None
-            counts = [e.completion_tokens for e in new if isinstance(e, Chunk) and e.completion_tokens]
             if counts and max(counts) > tokens:
                 if on_tokens is not None:
                     on_tokens(max(counts) - tokens)

@@ -8,6 +8,7 @@ round with one prompt in all slots also warms what the server compiles for this 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sm86.measure import judge, prompts, sampler
@@ -16,15 +17,17 @@ from sm86.measure.metrics import Counters, Observed, prefix_hit_tokens, server_r
 from sm86.measure.plan import PROSE_TOKENS, BenchPlan, is_warm
 from sm86.measure.preflight import ServerFacts, count_tokens
 from sm86.measure.progress import Progress
-from sm86.measure.prompts import Count, Prompt
+from sm86.measure.prompts import Count, Fact, Prompt
 from sm86.measure.result import Repeat
 from sm86.measure.timeline import Timeline
 from sm86.measure.window import Refusal, Window, steady_window
 
 COMPLETIONS = "/v1/completions"
 MIN_PROSE_TOKENS = 48
-ESTIMATE_MARGIN = 1.01
+ESTIMATE_AIM = 0.98
+"""Share of the wanted length to aim at without a tokenizer: a prompt that is too long would be refused."""
 _SAMPLE_WORDS = 400
+_USAGE_ROUNDS = 4
 
 GREEDY = {"temperature": 0.0}
 FORCED = {"temperature": 0.0, "ignore_eos": True}
@@ -46,13 +49,28 @@ class Rounds:
         plan = self._plan
         self._progress.stage("make the prompts", plan.sequences, "prompts")
         count = self._counter(salt)
-        # an estimate may be too low, and a prompt that is too long is refused
-        wanted = plan.prompt_tokens if self._server.has_tokenizer else int(plan.prompt_tokens * 0.98)
         made = []
         for sequence, own in enumerate(prompts.facts(salt, plan.sequences)):
-            made.append(prompts.fit(salt, sequence, own, wanted, count))
+            if self._server.has_tokenizer:
+                made.append(prompts.fit(salt, sequence, own, plan.prompt_tokens, count))
+            else:
+                made.append(self._fit_by_usage(salt, sequence, own, count))
             self._progress.advance(1)
         return tuple(made)
+
+    def _fit_by_usage(self, salt: str, sequence: int, own: Sequence[Fact], estimate: Count) -> Prompt:
+        """A prompt whose length was estimated, then told by the server, and corrected where it was off."""
+        planned = self._plan.prompt_tokens
+        aim = int(planned * ESTIMATE_AIM)
+        made = prompts.fit(salt, sequence, own, aim, estimate)
+        for _ in range(_USAGE_ROUNDS):
+            real = self._measured_length(made.text)
+            made = replace(made, tokens=real, wanted=planned)
+            if ESTIMATE_AIM - 0.015 <= real / planned <= 1:
+                break
+            aim += int(planned * ESTIMATE_AIM) - real
+            made = prompts.fit(salt, sequence, own, aim, estimate)
+        return made
 
     def prime(self, made: Sequence[Prompt]) -> None:
         """Each prompt once with one token."""
@@ -108,7 +126,7 @@ class Rounds:
         count = self._counter("prose")
         texts = [prompts.continuation(prompt) for prompt in made]
         # the estimate is checked nowhere before the server sees the prompt, so it gets some room
-        spare = 8 if self._server.has_tokenizer else 8 + self._plan.prompt_tokens // 50
+        spare = 8 if self._server.has_tokenizer else 64 + self._plan.prompt_tokens // 50
         lengths = [count(text) for text in texts]
         tokens = min(PROSE_TOKENS, self._plan.context - max(lengths) - spare)
         if tokens < MIN_PROSE_TOKENS:
@@ -133,12 +151,18 @@ class Rounds:
         client, model = self._client, self._plan.model
         if self._server.has_tokenizer:
             return lambda text: count_tokens(client, model, text)
-        sample = prompts.compose(f"{salt}/sample", 0, prompts.facts(salt, 1)[0], _SAMPLE_WORDS)
-        reached = client.stream(self._request(sample, 1, GREEDY, len(sample))).prompt_tokens
-        if not reached:
+        # the frame holds more digits than the prose, so one ratio for both would be off in a short prompt
+        own = prompts.facts(salt, 1)[0]
+        frame, sample = (prompts.compose(f"{salt}/sample", 0, own, words) for words in (0, _SAMPLE_WORDS))
+        framed, sampled = (self._measured_length(text) for text in (frame, sample))
+        per_character = (sampled - framed) / (len(sample) - len(frame))
+        return lambda text: framed + int((len(text) - len(frame)) * per_character) + 1
+
+    def _measured_length(self, text: str) -> int:
+        length = self._client.stream(self._request(text, 1, GREEDY, len(text))).prompt_tokens
+        if not length:
             raise ServerFault("nonsense", "the server says neither how long a prompt is nor has it a /tokenize")
-        per_character = ESTIMATE_MARGIN * reached / len(sample)
-        return lambda text: int(len(text) * per_character) + 1
+        return length
 
 
 def evaluate(

@@ -32,7 +32,7 @@ def read_idle(client: Client, settle_s: float = SETTLE_S) -> Counters | None:
         idle = now is None or not (now.running or now.waiting)
         if idle or time.perf_counter() > deadline:
             return now
-        time.sleep(0.1)
+        time.sleep(0.03)
 
 
 class Sampler:

@@ -84,6 +84,12 @@ def check_event(event: Event) -> None:
         raise StreamBroken(f"the stream holds {event.problem}", event.excerpt)
 
 
+def check_count(before: int, now: int) -> None:
+    """Raise StreamBroken where a server's count of tokens goes back."""
+    if now < before:
+        raise StreamBroken(f"the server's token count fell from {before} to {now}")
+
+
 def build(sent_at: float, events: Iterable[Event]) -> Timeline:
     """The timeline of a whole stream. Raises StreamBroken: error event, nonsense, a count that falls, no [DONE]."""
     chunks: list[Chunk] = []
@@ -126,8 +132,7 @@ def _points(chunks: Sequence[Chunk]) -> tuple[Point, ...]:
         count = chunk.completion_tokens
         if not count:
             continue
-        if points and count < points[-1].tokens:
-            raise StreamBroken(f"the server's token count fell from {points[-1].tokens} to {count}")
+        check_count(points[-1].tokens if points else 0, count)
         if points and count == points[-1].tokens:
             continue
         if points and chunk.at <= points[-1].at:

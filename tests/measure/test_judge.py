@@ -1,0 +1,160 @@
+"""What comes back -> verdicts in four states."""
+
+from __future__ import annotations
+
+import pytest
+
+from sm86.measure import judge, prose
+from sm86.measure.prompts import Fact
+from sm86.measure.timeline import Timeline
+from sm86.record import Verdict
+
+SOUND = " ".join(prose.words("judge", 120))
+LOOP = SOUND[:100] + "over and over " * 40
+
+
+def said(text: str, tokens: int | None = None, **more) -> Timeline:
+    count = len(text) if tokens is None else tokens
+    values = {
+        "sent_at": 0.0,
+        "points": (),
+        "text": text,
+        "reasoning": "",
+        "finish_reason": "length",
+        "prompt_tokens": 100,
+        "cached_tokens": 96,
+        "total_tokens": count,
+        "token_ids": None,
+        # one token per character
+        "text_marks": tuple((n + 1, n + 1) for n in range(len(text))),
+        "bad_logprob": False,
+        "chunks": count,
+        "complete": True,
+    }
+    return Timeline(**{**values, **more})
+
+
+def test_sound_text_passes():
+    verdict = judge.text([said(SOUND)], [[said(SOUND)]], [said(SOUND)])
+    assert verdict.state == "pass"
+
+
+def test_a_fault_at_n_fails_and_is_named():
+    verdict = judge.text([said(SOUND), said(SOUND)], [[said(SOUND), said(LOOP)]], [said(SOUND)] * 2)
+    assert verdict.state == "fail" and "repeat 1, sequence 2" in verdict.text
+    assert judge.text([said(SOUND)], [[said(SOUND)]], [said(LOOP)]).state == "fail"
+
+
+def test_text_behind_the_natural_end_is_not_judged():
+    forced = SOUND[:300] + "again " * 200
+    assert judge.text([said(SOUND[:300])], [[said(forced)]], [said(SOUND)]).state == "pass"
+    assert judge.text([said(SOUND + SOUND)], [[said(forced)]], [said(SOUND)]).state == "fail"
+
+
+def test_a_habit_of_greedy_decoding_is_no_fault_of_the_server():
+    verdict = judge.text([said(LOOP)], [[said(LOOP)]], [said(SOUND)])
+    assert verdict.state == "pass" and "habit" in verdict.text
+    # but only where the sampled prose shows that the server can
+    assert judge.text([said(LOOP)], [[said(LOOP)]], [said(LOOP)]).state == "fail"
+    assert judge.text([said(LOOP)], [[said(LOOP)]], [said("short")]).state == "fail"
+
+
+def test_too_little_prose_is_not_seen():
+    verdict = judge.text([said(SOUND)] * 2, [[said(SOUND)] * 2], [said(SOUND), said("The end.")])
+    assert verdict.state == "not seen" and "sequence 2" in verdict.text
+    assert judge.text([said(SOUND)], [[said(SOUND)]], []).state == "not seen"
+
+
+@pytest.mark.parametrize("empty", ["", "  \n"])
+def test_tokens_without_text_fail(empty):
+    assert judge.text([said(SOUND)], [[said(empty, 512)]], [said(SOUND)]).state == "fail"
+    assert judge.text([said(SOUND)], [[said(SOUND)]], [said(empty, 64)]).state == "fail"
+
+
+def test_log_probabilities():
+    assert judge.log_probabilities([said("a"), said("b")]).state == "pass"
+    bad = judge.log_probabilities([said("a"), said("b", bad_logprob=True)])
+    assert bad.state == "fail" and "sequence 2" in bad.text
+    assert judge.log_probabilities([said("a", bad_logprob=None)]).state == "not seen"
+    assert judge.log_probabilities([]).state == "not seen"
+    assert judge.log_probabilities([], "Out of range float values: nan").state == "fail"
+
+
+@pytest.mark.parametrize(
+    ("message", "nan"),
+    [
+        ("Out of range float values are not JSON compliant: nan", True),
+        ("logits contain NaN", True),
+        ("the finance model", False),
+        ("", False),
+    ],
+)
+def test_the_servers_words_for_nan(message, nan):
+    assert judge.says_nan(message) is nan
+
+
+ROWS = (
+    (Fact("Aldmoor", "1111"), Fact("Carwick", "2222")),
+    (Fact("Norgate", "4444"), Fact("Selness", "5555")),
+)
+RIGHT = (" 1111\n- Carwick: 2222\n", " 4444\n- Selness: 5555\n")
+
+
+def answers(alone: tuple[str, ...], *repeats: tuple[str, ...]) -> Verdict:
+    return judge.known_answers(ROWS, [said(t) for t in alone], [[said(t) for t in r] for r in repeats])
+
+
+def test_known_alone_and_known_together_passes():
+    verdict = answers(RIGHT, RIGHT, RIGHT)
+    assert verdict.state == "pass" and "4 of 4" in verdict.text
+
+
+def test_known_alone_and_lost_together_fails():
+    verdict = answers(RIGHT, RIGHT, (RIGHT[0], " 4444\n- Selness: 5050\n"))
+    assert verdict.state == "fail"
+    assert "repeat 2, sequence 2: Selness is 5555, known alone; together it said 5050" in verdict.text
+
+
+def test_what_fails_alone_does_not_count():
+    partly = (" 1111\n- Carwick: 0\n", " 0\n- Selness: 0\n")
+    assert answers(partly, partly).state == "pass"
+    assert "1 of 4" in answers(partly, partly).text
+
+
+def test_a_model_that_knows_nothing_alone_never_passes():
+    nothing = (" I do not know.", " Nor do I.")
+    assert answers(nothing, nothing).state == "not applicable"
+    assert answers(nothing, RIGHT).state == "not applicable"
+
+
+def test_another_sequences_code_is_a_leak_even_if_nothing_is_known():
+    verdict = answers((" 0", " 0"), (" 5555\n", " 0"))
+    assert verdict.state == "fail" and "which only sequence 2 was told" in verdict.text
+
+
+def test_same_prompt():
+    ids = tuple(range(16))
+    assert judge.same_prompt([], 1).state == "not applicable"
+    assert judge.same_prompt([said("", token_ids=ids)] * 2, 2).state == "pass"
+    assert judge.same_prompt([said("", token_ids=ids[:3])] * 2, 2).state == "pass"
+    differs = judge.same_prompt([said("", token_ids=ids), said("", token_ids=(0, 1, 2, 9))], 2)
+    assert differs.state == "fail" and "first 3 tokens" in differs.text
+    assert judge.same_prompt([said(""), said("")], 2).state == "not seen"
+
+
+def test_prompt_length():
+    assert judge.prompt_length([960, 1000], 1000).state == "pass"
+    assert judge.prompt_length([949, 1000], 1000).state == "fail"
+    assert judge.prompt_length([None, 1000], 1000).state == "not seen"
+    assert judge.prompt_length([], 1000).state == "not seen"
+
+
+def test_gates():
+    good = [Verdict(name, "pass", "") for name in judge.GATES]
+    assert judge.is_good(good)
+    assert judge.is_good([*good, Verdict("cross-check", "fail", ""), Verdict("comparison", "fail", "")])
+    for name in judge.GATES:
+        for state, fine in (("fail", False), ("not seen", False), ("not applicable", True)):
+            changed = [Verdict(v.name, state if v.name == name else v.state, "") for v in good]
+            assert judge.is_good(changed) is fine
+    assert not judge.is_good(good[1:])

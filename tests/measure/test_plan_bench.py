@@ -1,0 +1,71 @@
+"""What a benchmark will do, and what it refuses to try."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sm86.errors import CouldNotRun
+from sm86.measure.plan import is_warm, plan
+from sm86.spec import load_all, load_envelope
+
+
+@pytest.mark.parametrize("envelope", load_all(), ids=lambda e: e.name)
+def test_every_envelope_has_a_plan_that_fits(envelope):
+    made = plan(envelope)
+    assert made.prompt_tokens + made.decode_tokens < envelope.serve.context
+    assert made.full_context is (envelope.engine == "cuda")
+    assert made.steps()
+
+
+def test_the_prompt_is_what_the_context_leaves():
+    made = plan(load_envelope("sm86-80k-4seq"))
+    assert (made.prompt_tokens, made.decode_tokens, made.repeats) == (81_920 - 512 - 64, 512, 3)
+    assert made.queued_tokens == 4 * 81_344
+    assert made.cold_decode_tokens == 477 + 256  # 3 prompts of 81,344 in chunks of 512
+    assert plan(load_envelope("sm86-262k")).cold_decode_tokens == 256
+
+
+def test_arguments_replace_the_envelopes_numbers():
+    made = plan(load_envelope("sm86-80k-4seq"), repeats=1, decode_tokens=1024)
+    assert (made.repeats, made.decode_tokens, made.prompt_tokens) == (1, 1024, 81_920 - 1024 - 64)
+    assert not plan(load_envelope("sm86-64k"), decode_tokens=20_000).full_context
+
+
+@pytest.mark.parametrize(
+    ("repeats", "tokens", "what"),
+    [
+        (0, None, "0 repeats"),
+        (-1, None, "repeats"),
+        (None, 159, "159 decode tokens are too few"),
+        (None, 70_000, "do not fit"),
+    ],
+)
+def test_impossible_plans_are_refused(repeats, tokens, what):
+    with pytest.raises(CouldNotRun, match=what) as caught:
+        plan(load_envelope("sm86-64k"), repeats, tokens)
+    assert caught.value.mend
+
+
+def test_an_envelope_whose_prompt_does_not_fit_is_refused():
+    smoke = load_envelope("cpu-smoke")
+    with pytest.raises(CouldNotRun, match="do not fit"):
+        plan(replace(smoke, bench=replace(smoke.bench, prompt_tokens=2000)))
+
+
+@pytest.mark.parametrize(
+    ("cached", "prompt", "block", "warm"),
+    [
+        (81_152, 81_344, 256, True),
+        (65_024, 81_344, 256, True),
+        (64_000, 81_344, 256, False),
+        (0, 81_344, 256, False),
+        (128, 250, 128, True),  # one whole block is all that can be cached
+        (0, 250, 128, False),
+        (0, 128, 128, False),  # nothing can be cached: the last token is always computed
+        (0, 100, 128, False),
+    ],
+)
+def test_warm(cached, prompt, block, warm):
+    assert is_warm(cached, prompt, block) is warm
