@@ -132,7 +132,8 @@ def container_facts(inspected: Mapping[str, Any]) -> ContainerFacts:
         finished_at=str(state.get("FinishedAt", "")),
         stop_grace_s=config.get("StopTimeout"),
         labels=dict(config.get("Labels") or {}),
-        environment=dict(item.partition("=")[::2] for item in config.get("Env") or ()),
+        # an entry without a sign is a name that was passed on and not set: the process does not have it
+        environment=dict(item.partition("=")[::2] for item in config.get("Env") or () if "=" in item),
         ports=tuple(_ports((inspected.get("NetworkSettings") or {}).get("Ports") or {})),
     )
 

@@ -131,7 +131,8 @@ class DockerEngine:
         facts = self._facts()
         if facts is None:
             return iter(())
-        since = _seconds(facts.started_at) if this_run and facts.restart_count else None
+        # the engine notes the start a moment after the first words, but the end before it exactly
+        since = _seconds(facts.finished_at) if this_run and facts.restart_count and facts.is_up else None
         return self._docker.log_stream(facts.id, follow, since, tail)
 
     def stop(self) -> Stopped:

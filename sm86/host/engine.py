@@ -57,8 +57,8 @@ class ServerEngine(Protocol):
     def log_chunks(self, follow: bool, tail: int | None = None, this_run: bool = False) -> Iterator[bytes]:
         """The server's output, oldest first; with `follow` until the process ends (blocks meanwhile).
 
-        tail: only so many lines from the end; this_run: nothing from before its last restart. Nothing where
-        there is no server.
+        tail: only so many lines from the end; this_run: nothing from before the last restart of one that runs.
+        Nothing where there is no server.
         """
         ...
 

@@ -98,7 +98,8 @@ class _Watch:
         self._deadline.life(self._clock())
         self._show()
         base_url = self._engine.base_url
-        self._follow()
+        # a start of our own is told from its first word, also what came before a restart that was faster than we
+        self._follow(this_run=attach)
         asked = -ASK_EVERY_S
         while True:
             self._take_chunk()
@@ -120,14 +121,14 @@ class _Watch:
             if not self._log_open:
                 # the stream ended and the server has not: the engine closed it, so it is opened again at its end
                 time.sleep(TICK_S)
-                self._follow(tail=0)
+                self._follow(tail=0, this_run=attach)
 
-    def _follow(self, tail: int | None = None) -> None:
+    def _follow(self, this_run: bool, tail: int | None = None) -> None:
         chunks, engine = self._chunks, self._engine
 
         def pump() -> None:
             try:
-                for chunk in engine.log_chunks(follow=True, tail=tail, this_run=True):
+                for chunk in engine.log_chunks(follow=True, tail=tail, this_run=this_run):
                     chunks.put(chunk)
                 chunks.put(None)
             except Exception as error:

@@ -17,7 +17,7 @@ INSPECTED = {
         "FinishedAt": "2026-01-01T00:09:00Z",
         "Health": {"Status": "unhealthy", "Log": [{"Output": "connection\n refused"}]},
     },
-    "Config": {"Image": "sm86-vllm:0.26.0", "Labels": {"a": "b"}, "Env": ["A=1", "B=x=y", "C="]},
+    "Config": {"Image": "sm86-vllm:0.26.0", "Labels": {"a": "b"}, "Env": ["A=1", "B=x=y", "C=", "UNSET"]},
     "HostConfig": {"RestartPolicy": {"Name": "on-failure", "MaximumRetryCount": 3}},
     "NetworkSettings": {"Ports": {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": "8001"}], "9000/tcp": None}},
 }
