@@ -18,17 +18,18 @@ def main() -> int:
     from sm86.launch import refusal
     from sm86.launch.command import launch
     from sm86.launch.options import parse
-    from sm86.launch.places import BUILD_FILE, build_record
+    from sm86.launch.places import BUILD_FILE, CONTAINER_LOCKS, build_record
 
     arguments = sys.argv[1:]
     # only a container restarts by itself; a dry run is asked for and always answers
     in_image = build_record(Path(os.environ.get("SM86_BUILD_FILE") or BUILD_FILE)) is not None
-    mark = refusal.mark_path() if in_image and "--dry-run" not in arguments else None
+    shared = Path(os.environ.get("SM86_LOCK_DIR") or CONTAINER_LOCKS)
+    marks = refusal.mark_paths(shared) if in_image and "--dry-run" not in arguments else ()
     try:
         return launch(parse(arguments), os.environ)
     except Sm86Error as error:
         sys.stdout.flush()
-        return refusal.say(error, BEGAN, mark)
+        return refusal.say(error, BEGAN, marks)
     except KeyboardInterrupt:
         print("sm86: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -36,7 +37,7 @@ def main() -> int:
         if os.environ.get("SM86_TRACEBACK") == "1":
             raise
         fault = CouldNotRun(f"a fault of the launcher: {error!r}", "set SM86_TRACEBACK=1 to see where, and report it")
-        return refusal.say(fault, BEGAN, mark)
+        return refusal.say(fault, BEGAN, marks)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ ends). So the engine's own step counter is looked at as well: requests there and
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import re
@@ -85,16 +84,19 @@ def judge(now: float, metrics: Mapping[str, float], before: Mapping[str, float] 
 
 def check(host: str, port: int, get: Callable[[str, int, str], tuple[int, str]] | None = None) -> str:
     """What is wrong with the server at that address, "" for nothing."""
+    # only the check itself needs it; the launcher, which announces the address, starts without
+    from http.client import HTTPException
+
     ask = get or _get
     try:
         status, _ = ask(host, port, "/health")
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, HTTPException) as error:
         return f"no answer from {host}:{port}: {error or type(error).__name__}"
     if status != 200:
         return f"/health answers {status}: the engine is dead" if status == 503 else f"/health answers {status}"
     try:
         status, text = ask(host, port, "/metrics")
-    except (OSError, http.client.HTTPException):
+    except (OSError, HTTPException):
         return ""
     return _stalled(port, text) if status == 200 else ""
 
@@ -115,7 +117,9 @@ def _stalled(port: int, text: str) -> str:
 
 
 def _get(host: str, port: int, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S[path])
+    from http.client import HTTPConnection
+
+    connection = HTTPConnection(host, port, timeout=TIMEOUT_S[path])
     try:
         connection.request("GET", path, headers={"Connection": "close"})
         response = connection.getresponse()

@@ -11,9 +11,11 @@ import contextlib
 import hashlib
 import json
 import os
+import socket
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from sm86.errors import CouldNotRun, Sm86Error
@@ -23,25 +25,31 @@ WINDOW_S = 10.0
 """Docker restarts after 0.1, 0.2, 0.4 s. A person who reads, mends and starts the same container again takes longer,
 and must be told again if it did not help."""
 
+KEPT_S = 3600.0
 
-def mark_path() -> Path:
-    """In the container's own temporary folder, so that it goes with the container."""
-    return Path(tempfile.gettempdir()) / f"sm86-refusal-{os.getuid()}.json"
+
+def mark_paths(shared: Path) -> tuple[Path, ...]:
+    """Where the mark may lie, best first: in a folder that outlives the restart (a container's own /tmp is often memory
+    and starts empty), under the container's own name; else in the temporary folder."""
+    name = f"refusal-{socket.gethostname()}.json"
+    return (shared / name, Path(tempfile.gettempdir()) / f"sm86-{name}")
 
 
 def words(error: Sm86Error) -> str:
     return f"sm86: {error.what}\nmend: {error.mend}\n"
 
 
-def say(error: Sm86Error, began: float, mark: Path | None) -> int:
+def say(error: Sm86Error, began: float, marks: Sequence[Path]) -> int:
     """Print the refusal on stderr, two lines, and return the exit code. began: when this process started, seconds since
-    the epoch; mark None: no silence (a process of the machine, where nobody restarts it)."""
+    the epoch; no marks: no silence (a process of the machine, where nobody restarts it)."""
     text = words(error)
-    if mark is None or not _was_just_said(text, began, mark):
+    if not any(_was_just_said(text, began, mark) for mark in marks):
         sys.stderr.write(text)
         sys.stderr.flush()
-    if mark is not None:
-        _leave(text, mark)
+    for mark in marks:
+        if _leave(text, mark):
+            _forget_old(mark)
+            break
     return error.exit_code
 
 
@@ -57,10 +65,21 @@ def _was_just_said(text: str, began: float, mark: Path) -> bool:
         return False
 
 
-def _leave(text: str, mark: Path) -> None:
+def _leave(text: str, mark: Path) -> bool:
     # a container without a writable place says it again on every restart; that is no reason to fail otherwise
-    with contextlib.suppress(CouldNotRun):
+    try:
         write_atomic(mark, json.dumps({"sha256": _digest(text), "ended": time.time()}), mode=0o600)
+    except CouldNotRun:
+        return False
+    return True
+
+
+def _forget_old(mark: Path) -> None:
+    """Remove marks of containers that are long gone; the folder is shared and would fill up."""
+    for other in mark.parent.glob("*refusal-*.json"):
+        with contextlib.suppress(OSError):
+            if time.time() - other.lstat().st_mtime > KEPT_S:
+                other.unlink()
 
 
 def _digest(text: str) -> str:

@@ -11,6 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from sm86.errors import CouldNotRun
+from sm86.launch.command import launch
+from sm86.launch.options import parse
+
 ROOT = Path(__file__).resolve().parents[2]
 
 ENVS = """
@@ -132,6 +138,19 @@ class Machine:
             **self.environment,
             **more,
         }
+
+    def refused_here(self, monkeypatch: pytest.MonkeyPatch, *arguments: str, **more: str) -> CouldNotRun:
+        """The refusal of such a start, in this process: for the many cases that end before anything is taken."""
+        values = {**self.env(), **more}
+        monkeypatch.syspath_prepend(str(self.root / "site"))
+        monkeypatch.setattr("sm86.launch.engine._search_path", lambda: sys.path)
+        for name in [name for name in os.environ if name not in values]:
+            monkeypatch.delenv(name)
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(CouldNotRun) as refusal:
+            launch(parse(arguments), dict(values))
+        return refusal.value
 
     def popen(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -71,7 +71,7 @@ def mark(tmp_path: Path) -> Path:
 
 
 def say(error: CouldNotRun, began: float, mark: Path | None, capsys: pytest.CaptureFixture[str]) -> str:
-    assert refusal.say(error, began, mark) == 2
+    assert refusal.say(error, began, [mark] if mark else []) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     return captured.err
@@ -120,3 +120,26 @@ def test_a_mark_behind_a_link_is_not_believed(mark: Path, tmp_path: Path, capsys
 def test_no_writable_place_is_no_reason_to_fail_otherwise(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "file").write_text("")
     assert say(ERROR, time.time(), tmp_path / "file" / "mark", capsys)
+
+
+def test_the_mark_goes_to_the_first_place_that_can_be_written(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "file").write_text("")
+    marks = [tmp_path / "file" / "refusal-x.json", tmp_path / "refusal-x.json"]
+    for said in (True, False, False):
+        assert refusal.say(ERROR, time.time(), marks) == 2
+        assert bool(capsys.readouterr().err) is said
+    assert marks[1].exists()
+
+
+def test_marks_of_other_containers_silence_nothing_and_old_ones_go(tmp_path: Path, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("socket.gethostname", lambda: "one")
+    first = refusal.mark_paths(tmp_path / "shared")
+    refusal.say(ERROR, time.time(), first)
+    assert capsys.readouterr().err
+    monkeypatch.setattr("socket.gethostname", lambda: "two")
+    os.utime(first[0], (1, 1))
+    (tmp_path / "shared" / "GPU-a.lock").write_text("")
+    os.utime(tmp_path / "shared" / "GPU-a.lock", (1, 1))
+    refusal.say(ERROR, time.time(), refusal.mark_paths(tmp_path / "shared"))
+    assert capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "shared").iterdir()) == ["GPU-a.lock", "refusal-two.json"]

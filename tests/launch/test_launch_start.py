@@ -14,6 +14,7 @@ import pytest
 from launch_machine import DSV4, LLAMA, ROOT, Machine, gpu_uuid
 
 from sm86.launch import cache, overrides
+from sm86.launch.arguments import facts_of
 from sm86.manifest import manifest_of
 from sm86.spec import envelope_names, load_envelope
 from sm86.spec.argv import serve_argv
@@ -111,8 +112,9 @@ def test_another_vllm_before_the_installed_one_is_refused(machine: Machine) -> N
 
 def test_nothing_heavy_is_imported_before_the_engine() -> None:
     code = (
-        "import sys; import sm86.launch.command, sm86.launch.__main__;"
-        "print([m for m in ('torch', 'vllm', 'jinja2', 'rich', 'docker', 'yaml', 'numpy', 'pynvml') if m in sys.modules])"
+        "import sys; import sm86.launch.command, sm86.launch.__main__; "
+        "heavy = 'torch vllm jinja2 rich docker yaml numpy pynvml'.split();"
+        "print([name for name in heavy if name in sys.modules])"
     )
     out = subprocess.run(
         ["python3", "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
@@ -365,11 +367,15 @@ def test_the_users_own_envelope_is_held_to_the_kv_model_as_well(rig: Machine) ->
         (["--envelope", "cpu-smoke", "--bogus"], {}, "--bogus"),
     ],
 )
-def test_refusals(machine: Machine, arguments: list[str], environment: dict[str, str], words: str) -> None:
-    told = refusal(machine.run(*arguments, **environment))
+def test_refusals(
+    machine: Machine, arguments: list[str], environment: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = machine.refused_here(monkeypatch, *arguments, **environment)
+    told = f"{refused.what} | {refused.mend}"
     assert words in told
     assert KEY not in told
-    assert not machine.became_engine
+    assert refused.exit_code == 2
+    assert not (machine.root / "home").exists(), "nothing was taken or written"
 
 
 def test_no_engine_is_refused(tmp_path: Path) -> None:
@@ -397,10 +403,18 @@ def eight(**facts: Any) -> list[dict[str, Any]]:
         (eight(), {}, {"CUDA_VISIBLE_DEVICES": "0,1,2"}, "3 GPUs are selected"),
     ],
 )
-def test_a_rig_that_does_not_fit(rig: Machine, gpus, facts, environment, words) -> None:  # type: ignore[no-untyped-def]
+def test_a_rig_that_does_not_fit(rig: Machine, gpus, facts, environment, words, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     rig.rig(*gpus, **facts)
-    assert words in refusal(serve(rig, **environment))
-    assert not rig.became_engine
+    argv = serve_argv(load_envelope("sm86-80k-4seq"), str(rig.root / "model"))
+    refused = rig.refused_here(monkeypatch, "--envelope", "sm86-80k-4seq", "--", *argv, **environment)
+    assert words in f"{refused.what} | {refused.mend}"
+    assert not (rig.root / "home").exists()
+
+
+def test_a_refusal_as_a_person_sees_it(machine: Machine) -> None:
+    told = refusal(machine.run("--envelope", "cpu-smok"))
+    assert told.splitlines()[0] == "sm86: there is no envelope 'cpu-smok'"
+    assert told.splitlines()[1].startswith("mend: did you mean cpu-smoke? ")
 
 
 def test_a_named_selection_is_served_in_bus_order(rig: Machine) -> None:
@@ -486,9 +500,13 @@ def test_the_key_reaches_the_engine_and_no_output(machine: Machine) -> None:
 
 def test_a_container_says_a_refusal_once_and_another_one_too(machine: Machine) -> None:
     (machine.root / "build.json").write_text("{}")
+    machine.environment["SM86_LOCK_DIR"] = str(machine.root / "locks")
     first = machine.run("--envelope", "cpu-smoke", "--model-path", "/nowhere")
     refusal(first)
     for _ in range(3):
+        # what a restart finds: the volumes as they were, /tmp empty
+        for path in (machine.root / "tmp").iterdir():
+            path.unlink()
         again = machine.run("--envelope", "cpu-smoke", "--model-path", "/nowhere")
         assert (again.returncode, again.stdout, again.stderr) == (2, "", "")
     assert "/elsewhere" in refusal(machine.run("--envelope", "cpu-smoke", "--model-path", "/elsewhere"))
@@ -517,3 +535,14 @@ def test_a_fault_of_the_launcher_itself_is_two_lines_and_no_traceback(machine: M
     )
     assert "a fault of the launcher: ZeroDivisionError('oh')" in refusal(smoke(machine))
     assert "Traceback" in smoke(machine, SM86_TRACEBACK="1").stderr
+
+
+def test_the_log_of_a_real_boot_is_read_back() -> None:
+    """A boot of vLLM's CPU build through this launcher (paths shortened)."""
+    lines = (Path(__file__).parent / "data" / "cpu-smoke.log").read_text().splitlines()
+    said = manifest("\n".join(lines))
+    assert said["argv"][:2] == ["serve", "/models/SmolLM2-135M-Instruct"]
+    assert facts_of(said["argv"]).port == 18190
+    assert said["check.model"] == said["check.lock"] == said["check.cache"] == "pass"
+    assert said["environment"]["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert any("Application startup complete" in line for line in lines)
