@@ -31,7 +31,7 @@ def trace(
     Exit code 0; 1 when a trace has neither graphs nor steps. Raises CouldNotRun for bad input.
     """
     from sm86.trace.as_json import trace_json
-    from sm86.trace.files import choose
+    from sm86.trace.files import choose, other_ranks
     from sm86.trace.ranks import compare
 
     wanted = [Path(path) for path in ([paths] if isinstance(paths, str) else paths)]
@@ -42,6 +42,8 @@ def trace(
     results = [_analysed(path) for path in files]
     comparison = compare(results) if len(results) > 1 else None
     bare = [result for result in results if result.main is None]
+    if len(wanted) == len(results) == 1 and rank is None:
+        notes += other_ranks(files[0])
     notes += [f"{result.path.name}: {NO_GRAPHS_WHAT}; {NO_GRAPHS_MEND}" for result in bare]
     if json:
         print(json_module.dumps(trace_json(results, comparison, notes), indent=1))
@@ -50,7 +52,7 @@ def trace(
 
         out = console()
         for result in results if comparison is None else results[:1]:
-            print_result(out, result, milliseconds)
+            print_result(out, result, milliseconds, alone=comparison is None)
         if comparison is not None:
             print_comparison(out, comparison)
         for note in notes:

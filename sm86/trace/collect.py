@@ -212,6 +212,8 @@ class Collector:
         correlation = self._id(event.args.correlation)
         made = (_ns(event.ts), self._threads.setdefault(event.tid, str(event.tid)))
         if name in GRAPH_LAUNCHES:
+            if correlation in self._launches or correlation in self._folded:
+                return  # the runtime's and the driver's record of one call
             self._launches[correlation] = made
             self.counts.launches += 1
             if len(self._launches) > LAUNCH_LIMIT:

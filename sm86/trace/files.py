@@ -42,6 +42,21 @@ def choose(paths: Sequence[Path], rank: int | None = None) -> tuple[list[Path], 
     return chosen, notes
 
 
+def other_ranks(path: Path) -> list[str]:
+    """A line that names the other ranks' traces beside `path`, if there are any."""
+    own = _WORKER.match(path.name)
+    if own is None:
+        return []
+    try:
+        beside = [_WORKER.match(each.name) for each in path.parent.iterdir() if each.name.endswith(SUFFIXES)]
+    except OSError:
+        return []
+    ranks = sorted({int(match["rank"]) for match in beside if match} - {int(own["rank"])})
+    if not ranks:
+        return []
+    return [f"traces of {len(ranks)} other ranks lie beside it: give {path.parent} to tell waiting from work"]
+
+
 def _in_folder(folder: Path) -> tuple[list[Path], list[str]]:
     try:
         files = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIXES) and path.is_file())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm86.errors import CouldNotRun
 from sm86.files import write_atomic
 from sm86.trace.analysis import Example, FileResult
 from sm86.trace.kernels import Bucket
+from sm86.trace.layers import CSA
 
 COLOURS = {
     Bucket.ALL_REDUCE: "#d1495b",
@@ -67,42 +69,48 @@ def _png(example: Example, title: str) -> bytes:
     unit = example.unit
     begin = min(unit.starts)
     streams = list(dict.fromkeys(example.streams))
-    rows: list[str] = ["layer", "sublayer", *(f"stream {stream}" for stream in streams)]
-    boxes: list[tuple[float, float, int, str]] = []
-    labels: list[tuple[float, float, int, str]] = []
-    for level, spans in enumerate((_layer_spans(example), _sublayer_spans(example))):
-        for low, high, text, colour in spans:
-            x, width = (low - begin) / 1000, (high - low) / 1000
-            boxes.append((x, width, level, colour))
-            labels.append((x, width, level, text))
+    rows = ["layer", "sublayer", *(f"stream {stream}" for stream in streams)]
+    boxes = [
+        _Box((low - begin) / 1000, (high - low) / 1000, level, colour, text)
+        for level, spans in enumerate((_layer_spans(example), _sublayer_spans(example)))
+        for low, high, text, colour in spans
+    ]
     for index, stream in enumerate(example.streams):
-        bucket = example.placement.buckets[index]
+        colour = COLOURS[example.placement.buckets[index]]
         x, width = (unit.starts[index] - begin) / 1000, unit.durations[index] / 1000
-        boxes.append((x, width, 2 + streams.index(stream), COLOURS[bucket]))
+        boxes.append(_Box(x, width, 2 + streams.index(stream), colour, example.names[index]))
 
-    whole = unit.span / 1000
-    figure = Figure(figsize=(22, 1.9 + 0.62 * len(rows)), dpi=110)
+    windows = [(0.0, unit.span / 1000), *_close_up(example, begin)]
+    figure = Figure(figsize=(22, 1.6 + len(windows) * (0.75 + 0.62 * len(rows))), dpi=110)
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.add_collection(
-        PolyCollection(
-            [[(x, -y - 0.42), (x + w, -y - 0.42), (x + w, -y + 0.42), (x, -y + 0.42)] for x, w, y, _ in boxes],
-            facecolors=[colour for _, _, _, colour in boxes],
-            edgecolors="white",
-            linewidths=[0.5 if y < 2 else 0.12 for _, _, y, _ in boxes],
+    for number, (low, high) in enumerate(windows):
+        axes = figure.add_subplot(len(windows), 1, number + 1)
+        shown = [box for box in boxes if box.x < high and box.x + box.width > low]
+        axes.add_collection(
+            PolyCollection(
+                [box.corners() for box in shown],
+                facecolors=[box.colour for box in shown],
+                edgecolors="white",
+                linewidths=[0.5 if box.level < 2 else 0.12 for box in shown],
+            )
         )
-    )
-    for x, width, level, text in labels:
-        if text and width > whole * 0.0085 * max(1, len(text) / 3):
-            axes.text(x + width / 2, -level, text, ha="center", va="center", fontsize=7, color="#222222")
-    axes.set_xlim(0, whole)
-    axes.set_ylim(-len(rows) + 0.4, 0.6)
-    axes.set_yticks([-index for index in range(len(rows))], rows)
-    axes.set_xlabel("microseconds since the first GPU event")
-    axes.set_title(title, loc="left", fontsize=12)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(axis="y", length=0)
+        for box in shown:
+            # about 105 letters of this size fit into a tenth of the width
+            fits = int(box.width / (high - low) * 300)
+            text = box.text if len(box.text) <= fits else box.text[: fits - 1] + "…" if fits > 4 and number else ""
+            if text and low <= box.x and box.x + box.width <= high * 1.0001:
+                axes.text(
+                    box.x + box.width / 2, -box.level, text, ha="center", va="center", fontsize=7, color="#222222"
+                )
+        axes.set_xlim(low, high)
+        axes.set_ylim(-len(rows) + 0.4, 0.6)
+        axes.set_yticks([-index for index in range(len(rows))], rows)
+        axes.set_title(title if number == 0 else "two layers of it", loc="left", fontsize=12)
+        axes.tick_params(axis="y", length=0)
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+        if number == len(windows) - 1:
+            axes.set_xlabel("microseconds since the first GPU event")
     totals: dict[Bucket, int] = {}
     for bucket, duration in zip(example.placement.buckets, unit.durations, strict=True):
         totals[bucket] = totals.get(bucket, 0) + duration
@@ -117,10 +125,44 @@ def _png(example: Example, title: str) -> bytes:
         fontsize=9,
     )
     lines = (len(totals) + 6) // 7
-    figure.subplots_adjust(left=0.055, right=0.99, top=0.9, bottom=(0.62 + 0.24 * lines) / figure.get_figheight())
+    height = figure.get_figheight()
+    bottom = (0.62 + 0.24 * lines) / height
+    figure.subplots_adjust(left=0.055, right=0.99, top=1 - 0.45 / height, bottom=bottom, hspace=0.3)
     out = io.BytesIO()
     figure.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """A rectangle: where it starts and how wide it is in us, its row, colour and words."""
+
+    x: float
+    width: float
+    level: int
+    colour: str
+    text: str
+
+    @property
+    def ink(self) -> str:
+        """Black or white, whichever can be read on the colour."""
+        red, green, blue = (int(self.colour[at : at + 2], 16) for at in (1, 3, 5))
+        return "#222222" if 0.299 * red + 0.587 * green + 0.114 * blue > 110 else "white"
+
+    def corners(self) -> list[tuple[float, float]]:
+        low, high = -self.level - 0.42, -self.level + 0.42
+        return [(self.x, low), (self.x + self.width, low), (self.x + self.width, high), (self.x, high)]
+
+
+def _close_up(example: Example, begin: int) -> list[tuple[float, float]]:
+    """The window of a CSA layer and the one behind it, from the middle of the step; none without layers."""
+    kinds = example.placement.kinds
+    if len(kinds) < 4:
+        return []
+    spans = _spans(example, example.placement.layers)
+    middle = len(kinds) // 2
+    first = next((layer for layer in range(middle, len(kinds) - 1) if kinds[layer] == CSA), middle)
+    return [((spans[first][0] - begin) / 1000, (spans[first + 1][1] - begin) / 1000)]
 
 
 def _layer_spans(example: Example) -> list[tuple[int, int, str, str]]:

@@ -27,8 +27,11 @@ def console(file: IO[str] | None = None) -> Console:
     )
 
 
-def print_result(out: Console, result: FileResult, tpot_ms: float | None = None) -> None:
-    """One file: what was read, what was left out, the buckets, layers, and what lies outside."""
+def print_result(out: Console, result: FileResult, tpot_ms: float | None = None, alone: bool = True) -> None:
+    """One file: what was read, what was left out, the buckets, layers, and what lies outside.
+
+    alone: no other rank of it was given.
+    """
     out.print(_headline(result), style="bold", soft_wrap=True)
     for line in _reading(result):
         out.print("  " + line, soft_wrap=True)
@@ -37,7 +40,7 @@ def print_result(out: Console, result: FileResult, tpot_ms: float | None = None)
         for line in _view_lines(view, result, tpot_ms):
             out.print("  " + line, soft_wrap=True)
         out.print(_bucket_table(view, out.width >= 116))
-        for line in _below(view):
+        for line in _below(view, alone and (result.world_size or 0) > 1):
             out.print("  " + line, soft_wrap=True)
         if result.steps is not None and result.graphs is not None:
             for line in _graphs_beside_steps(result.graphs):
@@ -157,7 +160,7 @@ def _total(ns: int, seconds: bool) -> str:
     return f"{ns / 1e9:.3f}" if seconds else f"{ns / 1e6:.3f}"
 
 
-def _below(view: View) -> list[str]:
+def _below(view: View, with_waiting: bool) -> list[str]:
     lines = []
     inside = [(layer, time) for layer, time in view.all_reduce_per_layer if layer >= 0]
     if inside:
@@ -169,6 +172,8 @@ def _below(view: View) -> list[str]:
             f"most {worst[1] / 1000:.1f} (layer {worst[0]})"
             + ("" if outside is None else f"; outside the layers {outside / 1000:.1f} us")
         )
+        if with_waiting:
+            lines.append("  waiting for the slowest rank is part of it; give the other ranks' traces to tell it apart")
     other = next((row for row in view.buckets if row.bucket is Bucket.OTHER), None)
     if other is not None:
         lines.append("other, by time:")

@@ -16,7 +16,7 @@ from itertools import pairwise
 from sm86.trace.kernels import COLLECTIVES, Bucket, Kind
 from sm86.trace.layers import Placement, place
 
-PLAN_LIMIT = 256
+PLAN_LIMIT = 64
 SHAPE_LIMIT = 2048
 BUCKETS = len(Bucket)
 
@@ -283,7 +283,8 @@ def partial_shapes(shapes: Sequence[Shape]) -> set[int]:
     """Which of `shapes` (by index) hold units that lost kernels.
 
     That is: of a graph id whose usual node count is higher; or the kernels of another shape of the same
-    label with some missing, seen at most a third as often as that one.
+    label with some missing, and rare beside it (once or twice against three times as many, or below a
+    tenth): losses differ from unit to unit, while a kernel that some steps do without comes back.
     """
     lost: set[int] = set()
     by_label: dict[str, list[int]] = {}
@@ -302,7 +303,7 @@ def partial_shapes(shapes: Sequence[Shape]) -> set[int]:
             shape = shapes[index]
             if any(
                 shapes[other].nodes > shape.nodes
-                and 3 * shape.count <= shapes[other].count
+                and _rare(shape.count, shapes[other].count)
                 and shape.multiset <= shapes[other].multiset
                 for other in frequent
                 if other != index
@@ -311,9 +312,15 @@ def partial_shapes(shapes: Sequence[Shape]) -> set[int]:
     return lost
 
 
+def _rare(count: int, beside: int) -> bool:
+    return (3 if count <= 2 else 10) * count <= beside
+
+
 def lost_kernels(unit: Unit, shapes: Sequence[Shape]) -> bool:
     """Whether `unit`, counted to none of `shapes` yet, has the kernels of a usual one with some missing."""
     multiset = Counter(unit.names)
+    if any(shape.label == unit.label and shape.multiset == multiset for shape in shapes):
+        return False
     return any(
         shape.label == unit.label
         and shape.nodes > len(unit.names)

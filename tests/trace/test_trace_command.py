@@ -63,6 +63,9 @@ def test_ranks_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert json.loads(capsys.readouterr().out)["ranks"]["units"] == 4
     assert trace([str(tmp_path)], rank="1") == 0
     assert "common" not in capsys.readouterr().out
+    assert trace([str(paths[0])]) == 0
+    out = capsys.readouterr().out
+    assert "1 other ranks lie beside it" in out and "waiting for the slowest rank is part of it" in out
 
 
 def test_a_picture_of_one_step(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,54 @@ def test_quotes_in_kernel_names_cost_no_event(tmp_path: Path) -> None:
     assert result.expected_counts() == truth.counts
     assert result.repaired == 2 and result.dropped == 0
     assert_exact(result.steps, truth, 0)
+
+
+def test_steps_that_do_without_a_kernel_now_and_then_are_whole(tmp_path: Path) -> None:
+    """A kernel that every fourth step lacks is how the model runs, not a loss: it comes back the same way."""
+    path = tmp_path / "trace.json"
+    events = []
+    for number in range(40):
+        launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "tid": 1, "ts": 1 + number, "dur": 1}
+        events.append({**launch, "args": {"correlation": number}})
+        for k in range(6 if number % 4 else 5):
+            start = 100 * number + 10 * k + 50
+            event = {"ph": "X", "cat": "kernel", "name": f"k{k}", "pid": 0, "tid": 7, "ts": start, "dur": 2}
+            events.append({**event, "args": {"correlation": number}})
+    path.write_text(json.dumps({"traceEvents": events}))
+    view = analyse(path).graphs
+    assert view is not None and (view.units, view.partial, view.first) == (39, 0, 1)
+
+
+def test_one_call_recorded_twice_is_one_launch(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    launch = {"ph": "X", "tid": 1, "ts": 1, "dur": 1, "args": {"correlation": 5}}
+    kernel = {
+        "ph": "X",
+        "cat": "kernel",
+        "name": "k",
+        "pid": 0,
+        "tid": 7,
+        "ts": 9,
+        "dur": 2,
+        "args": {"correlation": 5},
+    }
+    runtime = {**launch, "cat": "cuda_runtime", "name": "cudaGraphLaunch"}
+    driver = {**launch, "cat": "cuda_driver", "name": "cuGraphLaunch"}
+    path.write_text(json.dumps({"traceEvents": [runtime, driver, kernel, kernel]}))
+    assert analyse(path).counts.launches == 1
+
+
+@pytest.mark.parametrize("name", ["unknown", "INVALID"])
+def test_a_driver_call_without_a_name_is_a_launch_when_it_has_nodes(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "trace.json"
+    launch = {"ph": "X", "cat": "cuda_driver", "name": name, "tid": 1, "ts": 1, "dur": 1}
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 9, "dur": 2}
+    events = [{**launch, "args": {"correlation": c}} for c in (5, 6)]
+    events += [{**kernel, "args": {"correlation": 5}}] * 2 + [{**kernel, "args": {"correlation": 6}}]
+    path.write_text(json.dumps({"traceEvents": events}))
+    result = analyse(path)
+    assert (result.counts.launches, result.counts.graphs_with_gpu_events, result.counts.orphan_groups) == (1, 1, [])
+    assert result.counts.outside_events == 1
 
 
 def test_the_check_bites(tmp_path: Path) -> None:
