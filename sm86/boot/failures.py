@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sm86.boot.kinds import KINDS, MEND, RANK_WAITS, STAGE_OF_FRAME, STOPPED, Case, Kind
+from sm86.boot.kinds import ENGINE_ERROR, KINDS, MEND, RANK_WAITS, STAGE_OF_FRAME, STOPPED, Case, Kind, is_consequence
 from sm86.boot.scan import Line, Scanner
 
 SHOWN_LINES = 6
@@ -30,13 +30,6 @@ _NOTICES = {
     STOPPED: (r"\[shutdown\] .*(?:shutdown triggered|trigger received signal)",),
     MEND: (r"^mend: ",),
 }
-_CONSEQUENCES = (
-    r"Engine core initialization failed",
-    r"See (?:root cause|stack trace) \(?above",
-    r"See stack trace for root cause",
-    r"EngineDeadError",
-    r"WorkerProc initialization failed",
-)
 
 
 def make_scanner() -> Scanner:
@@ -76,9 +69,8 @@ def _shown(case: Case, kind: Kind) -> tuple[Line, ...]:
     lines = [line for line in case.scanner.matches(kind.name) if pattern.search(line.text)]
     if kind.stage:
         lines = [line for line in lines if case.stage_of(line) in kind.stage]
-    if kind.name == "engine error":
-        causes = [line for line in lines if not any(re.search(words, line.text) for words in _CONSEQUENCES)]
-        lines = causes[-1:] or lines[-1:]
+    if kind.name == ENGINE_ERROR:
+        lines = [line for line in lines if not is_consequence(line)][-1:] or lines[-1:]
     return tuple(lines)
 
 

@@ -6,6 +6,7 @@ was full is "capture OOM"; that it died is what remains to be said when no cause
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,12 +20,21 @@ from sm86.spec import Envelope
 RANK_WAITS = "rank waits"
 STOPPED = "stopped"
 MEND = "mend"
+ENGINE_ERROR = "engine error"
+
+_CONSEQUENCES = re.compile(
+    r"Engine core initialization failed"
+    r"|See (?:root cause|stack trace) \(?above|See stack trace for root cause"
+    r"|EngineDeadError|WorkerProc initialization failed"
+)
+"""Errors that only say that another process has failed."""
 """Notices that the scanner keeps beside the table's words: they are not errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """All that is known when a boot has failed. expired: the bound that was passed, None when the server died."""
+    """All that is known when a boot has failed. expired: the bound that was passed, None when the server died;
+    memory_ran_out: the kernel ended some process of this machine for want of memory meanwhile."""
 
     envelope: Envelope
     phases: BootPhases
@@ -32,6 +42,7 @@ class Case:
     scanner: Scanner
     expired: Expired | None = None
     health: str = ""
+    memory_ran_out: bool = False
 
     def stage_of(self, line: Line) -> str:
         """Where the engine was when it wrote the line: by its traceback, else by the phase that ran."""
@@ -86,6 +97,14 @@ _GPU_OOM = (
 )
 
 
+_PROCESS_MISSED = (r"Engine core initialization failed", r"WorkerProc initialization failed")
+
+
+def is_consequence(line: Line) -> bool:
+    """Does the line only say that another process has failed."""
+    return bool(_CONSEQUENCES.search(line.text))
+
+
 def _died(case: Case, lines: tuple[Line, ...]) -> bool:
     return case.expired is None
 
@@ -118,6 +137,16 @@ def _shot_with_137(case: Case, lines: tuple[Line, ...]) -> bool:
 
 def _stopped(case: Case, lines: tuple[Line, ...]) -> bool:
     return _died(case, lines) and case.state.exit_code in (0, 143, None) and bool(case.scanner.matches(STOPPED))
+
+
+def _died_silently(case: Case, lines: tuple[Line, ...]) -> bool:
+    # a worker that is killed leaves no line of its own, only those of the processes that miss it
+    told = case.scanner.matches(ENGINE_ERROR)
+    return bool(lines) and all(is_consequence(line) for line in told)
+
+
+def _died_silently_of_memory(case: Case, lines: tuple[Line, ...]) -> bool:
+    return case.memory_ran_out and _died_silently(case, lines)
 
 
 def _restarting(case: Case, lines: tuple[Line, ...]) -> bool:
@@ -461,16 +490,30 @@ KINDS: tuple[Kind, ...] = (
         ),
     ),
     Kind(
+        "host OOM",
+        "a process of the engine died without a word while the machine's memory ran out",
+        "close other programs or add swap, then start again: reading and repacking the weights needs it once",
+        _PROCESS_MISSED,
+        _died_silently_of_memory,
+    ),
+    Kind(
+        "worker died",
+        "a process of the engine died without a word",
+        "see dmesg for its end (Xid, segfault, out of memory); start again with VLLM_LOGGING_LEVEL=DEBUG",
+        _PROCESS_MISSED,
+        _died_silently,
+    ),
+    Kind(
         "killed by a signal",
         "the server was ended by signal {signal} (exit code {code})",
         "if nobody stopped it, see dmesg and the last lines; then start it again",
         sees=_by_signal,
     ),
     Kind(
-        "engine error",
+        ENGINE_ERROR,
         "the engine failed in phase {phase}: {found}",
         "the traceback above it in the log says where: invoke logs --envelope {name}",
-        (r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ",),
+        (r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception)(?::|$)",),
         _died,
     ),
     Kind(

@@ -15,6 +15,7 @@ from sm86.boot.failures import Failure, classify, make_scanner
 from sm86.boot.kinds import Case
 from sm86.boot.phases import BootPhases, Phase, applicable
 from sm86.boot.state import CREATED, MISSING, EngineState
+from sm86.host import processes
 from sm86.host.engine import ServerEngine
 from sm86.host.health import health
 from sm86.manifest import Value
@@ -86,6 +87,7 @@ class _Watch:
         self._health: int | None = None
         self._told = -1.0
         self._log_open = False
+        self._oom_kills = processes.oom_kills()
 
     def run(self, attach: bool) -> BootResult:
         self._show()
@@ -190,7 +192,9 @@ class _Watch:
         self._phases.failed(self._clock())
         self._show()
         answers = "nothing" if self._health is None else f"HTTP {self._health}"
-        case = Case(self._envelope, self._phases, state, self._scanner, expired, answers)
+        kills = processes.oom_kills()
+        ran_out = kills is not None and self._oom_kills is not None and kills > self._oom_kills
+        case = Case(self._envelope, self._phases, state, self._scanner, expired, answers, ran_out)
         return self._result(state, base_url, attach, classify(case), left_running=expired is not None)
 
     def _drain(self) -> None:

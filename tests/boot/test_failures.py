@@ -20,7 +20,7 @@ DIED = EngineState(EXITED, 1)
 UP = EngineState(RUNNING)
 
 
-def judge(log, state=DIED, expired=None, envelope="sm86-262k", chunk=4096, health=""):
+def judge(log, state=DIED, expired=None, envelope="sm86-262k", chunk=4096, health="", memory=False):
     """The verdict on a boot with this log, fed in chunks."""
     data = log if isinstance(log, bytes) else log.encode()
     boot, reader, scanner = BootPhases(ALL), LogReader(), make_scanner()
@@ -33,7 +33,7 @@ def judge(log, state=DIED, expired=None, envelope="sm86-262k", chunk=4096, healt
         boot.observe(event, float(len(data)))
     scanner.close()
     boot.failed(float(len(data)))
-    return classify(Case(load_envelope(envelope), boot, state, scanner, expired, health))
+    return classify(Case(load_envelope(envelope), boot, state, scanner, expired, health, memory))
 
 
 KILLED = EngineState(EXITED, 137)
@@ -191,6 +191,33 @@ def test_the_real_log_of_a_pool_one_block_too_small():
     failure = judge((LOGS / "kv_too_small.log").read_bytes(), chunk=333)
     assert failure.kind == "KV pool too small"
     assert failure.lines[0][0] == 94
+
+
+REAL = [
+    ("noweights", "model missing", "Cannot find any model weights"),
+    ("wrong_model", "wrong model", "FooForCausalLM"),
+    ("damaged", "model damaged", "SafetensorError"),
+    ("port_taken", "port taken", "Errno 98"),
+    ("kv_small", "KV pool too small", "max seq len (2048)"),
+    ("killed_worker", "worker died", "WorkerProc initialization failed"),
+    ("killed_enginecore", "worker died", "Engine core initialization failed"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "shown"), REAL)
+def test_real_failures_of_the_cpu_engine(name, kind, shown):
+    log = (LOGS / f"{name}.log").read_bytes()
+    failure = judge(log, envelope="cpu-smoke", chunk=999)
+    assert failure.kind == kind
+    assert shown in failure.lines[0][1]
+    assert shown in log.split(b"\n")[failure.lines[0][0] - 1].decode()
+
+
+def test_a_worker_that_died_without_a_word_while_memory_ran_out():
+    log = (LOGS / "killed_worker.log").read_bytes()
+    assert judge(log, memory=True).kind == "host OOM"
+    # an error of its own says more than what the kernel did meanwhile
+    assert judge(x.PROFILING + x.core_error("AssertionError: block table"), memory=True).kind == "engine error"
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 100, 1 << 20])
