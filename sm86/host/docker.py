@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 from sm86.errors import CouldNotRun
 from sm86.host.containers import (
@@ -232,6 +232,18 @@ class DockerGateway:
         """(command that made it, bytes) of each layer, newest first; empty where there is no such image."""
         rows = self._ask(lambda: self._client.api.history(name)) or []
         return tuple((str(row.get("CreatedBy") or ""), int(row.get("Size") or 0)) for row in rows)
+
+    def image_export(self, name: str) -> Iterator[bytes]:
+        """The image with its name, as the stream that `docker save` writes. Raises CouldNotRun where there is none."""
+        stream = self._ask(lambda: self._client.api.get_image(name))
+        if stream is None:
+            raise CouldNotRun(f"there is no image {name}", "build it, or name one that `docker images` lists")
+        with self._typed_failures():
+            yield from stream
+
+    def image_import(self, stream: IO[bytes]) -> None:
+        """Load images from such a stream."""
+        self._ask(lambda: list(self._client.api.load_image(stream)))
 
     def image_config(self, name: str) -> tuple[str, tuple[str, ...]]:
         """The image's user and environment."""

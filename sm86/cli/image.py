@@ -1,0 +1,114 @@
+"""`invoke image.check`, `image.diff`, `image.save` and `image.load`: what is in an image, proven from outside."""
+
+from __future__ import annotations
+
+import json as json_module
+from dataclasses import asdict
+from pathlib import Path
+
+from sm86.errors import EXIT_FINDING, EXIT_OK
+from sm86.image.names import image_name
+from sm86.spec import load_pins
+
+VERSION = 1
+SHOWN_CHANGES = 60
+
+
+def check(image: str | None = None, target: str = "gpu", json: bool = False) -> int:
+    """Judge an image without a GPU. Exit code 0: nothing deviates, or the build record explains it; 1: it does."""
+    from sm86.host.docker import require_engine
+    from sm86.host.image_facts import inside, outside
+    from sm86.image.check.rules import exit_code, judge
+
+    name = image or image_name(target)
+    docker = require_engine()
+    around, facts = outside(docker, name), inside(docker, name)
+    findings = judge(facts, around, load_pins())
+    code = exit_code(findings)
+    if json:
+        values = {
+            "schema": "sm86.image-check",
+            "version": VERSION,
+            "image": name,
+            "findings": [asdict(finding) for finding in findings],
+            "libraries": facts.get("libraries"),
+            "layers": around.layers,
+        }
+        print(json_module.dumps(values, indent=2))
+        return code
+    print(f"{name}")
+    for finding in findings:
+        print(f"  {finding.state:<9} {finding.rule}: {finding.text}")
+        if finding.state not in ("pass", "expected") and finding.mend:
+            print(f"            mend: {finding.mend}")
+    _show_libraries(facts.get("libraries") or {})
+    _show_layers(around.history, around.layers)
+    print("every check passes" if code == EXIT_OK else "something deviates: see above")
+    return code
+
+
+def diff(before: str, after: str, json: bool = False) -> int:
+    """What differs between two images: pins, packages, files. Exit code 0: nothing; 1: something."""
+    from sm86.host.docker import require_engine
+    from sm86.host.image_facts import inside
+    from sm86.image.check.diff import diff as compare
+    from sm86.image.check.diff import tree_digest
+
+    docker = require_engine()
+    first, second = inside(docker, before, files=True), inside(docker, after, files=True)
+    changes = compare(first, second)
+    digests = tree_digest(first), tree_digest(second)
+    if json:
+        values = {
+            "schema": "sm86.image-diff",
+            "version": VERSION,
+            "tree_digests": digests,
+            "changes": [asdict(change) for change in changes],
+        }
+        print(json_module.dumps(values, indent=2))
+    else:
+        print(f"file tree of {before}: {digests[0]}\nfile tree of {after}: {digests[1]}")
+        for change in changes[:SHOWN_CHANGES]:
+            print(f"  {change.kind:<8} {change.name}: {change.before or 'not there'} -> {change.after or 'not there'}")
+        if len(changes) > SHOWN_CHANGES:
+            print(f"  ... and {len(changes) - SHOWN_CHANGES} more (--json shows all)")
+        print("no difference" if not changes else f"{len(changes)} differences")
+    return EXIT_FINDING if changes else EXIT_OK
+
+
+def save(image: str, archive: str) -> int:
+    """Write an image and its checksum to files."""
+    from sm86.host.docker import require_engine
+    from sm86.host.image_archive import checksum_path
+    from sm86.host.image_archive import save as write
+
+    digest = write(require_engine(), image, Path(archive))
+    print(f"{archive} holds {image}; SHA-256 {digest} (also in {checksum_path(Path(archive)).name})")
+    return EXIT_OK
+
+
+def load(archive: str) -> int:
+    """Load an image from an archive whose checksum is right."""
+    from sm86.host.docker import require_engine
+    from sm86.host.image_archive import load as read
+
+    print(f"loaded {archive}; SHA-256 {read(require_engine(), Path(archive))}")
+    return EXIT_OK
+
+
+def _show_libraries(libraries: dict[str, dict[str, object]]) -> None:
+    from sm86.image.fatbin import Architectures
+
+    for name, facts in libraries.items():
+        if "error" in facts or not (facts["sass"] or facts["ptx"]):
+            continue
+        sass = {int(k): v for k, v in facts["sass"].items()}  # type: ignore[attr-defined]
+        ptx = {int(k): v for k, v in facts["ptx"].items()}  # type: ignore[attr-defined]
+        print(f"  {int(str(facts['bytes'])) / 1e6:9.1f} MB  {name}: {Architectures(sass, ptx, 0)}")
+
+
+def _show_layers(history: tuple[str, ...], sizes: tuple[int, ...]) -> None:
+    for command, size in zip(history, sizes, strict=True):
+        if size >= 1_000_000:
+            print(f"  {size / 1e6:9.1f} MB  {' '.join(command.split())[:100]}")
+    print(f"  {sum(sizes) / 1e6:9.1f} MB  together")

@@ -1,0 +1,76 @@
+"""Images as files with checksums: how an image travels to a rig that reaches no registry."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from sm86.errors import CouldNotRun
+from sm86.files import write_atomic
+from sm86.host.docker import DockerGateway
+
+BLOCK = 1 << 20
+SPARE_BYTES = 1 << 30
+"""Left free beside the archive: the folder's file system is rarely ours alone."""
+
+
+def checksum_path(archive: Path) -> Path:
+    """The checksum file beside an archive, in the form that `sha256sum --check` reads."""
+    return archive.with_name(archive.name + ".sha256")
+
+
+def save(docker: DockerGateway, image: str, archive: Path) -> str:
+    """Write the image and its checksum; returns the SHA-256. The archive appears whole or not at all.
+
+    Raises CouldNotRun: no such image, too little room (said before anything is written), a full disk.
+    """
+    facts = docker.image(image)
+    if facts is None:
+        raise CouldNotRun(f"there is no image {image}", "build it, or name one that `docker images` lists")
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(archive.parent).free
+    if free < facts.size + SPARE_BYTES:
+        raise CouldNotRun(
+            f"{archive.parent} has {free / 1e9:.1f} GB free, {image} needs {(facts.size + SPARE_BYTES) / 1e9:.1f} GB",
+            "choose another folder, or make room",
+        )
+    digest = hashlib.sha256()
+    handle, temporary = tempfile.mkstemp(dir=archive.parent, prefix=f".{archive.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for chunk in docker.image_export(image):
+                digest.update(chunk)
+                file.write(chunk)
+        os.replace(temporary, archive)
+    except OSError as error:
+        raise CouldNotRun(f"cannot write {archive}: {error.strerror}", "make room, then save it again") from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    write_atomic(checksum_path(archive), f"{digest.hexdigest()}  {archive.name}\n")
+    return digest.hexdigest()
+
+
+def load(docker: DockerGateway, archive: Path) -> str:
+    """Load an archive whose checksum is right; returns the SHA-256.
+
+    Raises CouldNotRun: archive or checksum missing or unreadable, or they do not match; nothing is loaded then.
+    """
+    sums = checksum_path(archive)
+    try:
+        wanted = sums.read_text(encoding="ascii").split()[0]
+        with archive.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise CouldNotRun(f"{error.filename} is missing", "give an archive with its .sha256 file beside it") from None
+    except (OSError, ValueError, IndexError) as error:
+        raise CouldNotRun(f"cannot read {archive} and its checksum: {error}", "copy both files again") from None
+    if found != wanted:
+        raise CouldNotRun(f"{archive} is damaged: its checksum is not the one in {sums.name}", "copy it again")
+    with archive.open("rb") as file:
+        docker.image_import(file)
+    return found
