@@ -12,7 +12,8 @@ class EngineFacts:
     """The engine that answers: where, which, and what it offers.
 
     api: (major, minor) of its API; runtimes: names as in daemon.json; cdi_dirs: folders of device
-    descriptions, empty where the engine is too old to say; rootless, snap: how it was installed.
+    descriptions, empty where the engine is too old to say; rootless, snap: how it was installed;
+    root_dir: the folder on its machine that holds images and volumes.
     """
 
     endpoint: str
@@ -24,6 +25,7 @@ class EngineFacts:
     cdi_dirs: tuple[str, ...] = ()
     rootless: bool = False
     snap: bool = False
+    root_dir: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ def engine_facts(endpoint: str, version: Mapping[str, Any], info: Mapping[str, A
         cdi_dirs=tuple(info.get("CDISpecDirs") or ()),
         rootless="rootless" in options,
         snap="/snap/" in str(info.get("DockerRootDir", "")),
+        root_dir=str(info.get("DockerRootDir") or ""),
     )
 
 

