@@ -38,7 +38,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What the server says of itself at `at`, summed over its engines; None for what it does not say."""
+    """What the server says of itself at `at`, summed over its engines; None for what it does not say.
+
+    uncertain_s: the reading may be that much older or newer (half the time its request took).
+    """
 
     at: float
     generation_tokens: float | None = None
@@ -47,6 +50,7 @@ class Counters:
     preemptions: float | None = None
     prefix_hits: float | None = None
     prefix_queries: float | None = None
+    uncertain_s: float = 0.0
 
 
 def parse(text: str) -> tuple[Sample, ...]:
@@ -86,8 +90,8 @@ def _sample(line: str) -> Sample | None:
         return None
 
 
-def counters(text: str, at: float) -> Counters:
-    """The counters of interest in an exposition read at `at` (seconds of the client's clock)."""
+def counters(text: str, at: float, uncertain_s: float = 0.0) -> Counters:
+    """The counters of interest in an exposition read at `at` +- `uncertain_s` (seconds of the client's clock)."""
     totals: dict[str, float] = {}
     for sample in parse(text):
         totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
@@ -99,6 +103,7 @@ def counters(text: str, at: float) -> Counters:
         totals.get(PREEMPTIONS),
         totals.get(PREFIX_HITS),
         totals.get(PREFIX_QUERIES),
+        uncertain_s,
     )
 
 
@@ -121,12 +126,31 @@ def server_rate(observed: Observed) -> float | None:
     """tok/s by the server's own counter inside the window; None where its readings span less than half of it."""
     if observed.window is None:
         return None
-    start, end = observed.window
-    inside = [c for c in observed.during if start <= c.at <= end and c.generation_tokens is not None]
-    if len(inside) < 2 or inside[-1].at - inside[0].at < 0.5 * (end - start):
+    inside = [c for c in _inside(observed) if c.generation_tokens is not None]
+    if len(inside) < 2 or inside[-1].at - inside[0].at < 0.5 * (observed.window[1] - observed.window[0]):
         return None
     grown = (inside[-1].generation_tokens or 0.0) - (inside[0].generation_tokens or 0.0)
     return grown / (inside[-1].at - inside[0].at)
+
+
+def rate_tolerance(observed: Observed, sequences: int) -> float:
+    """How far the server's rate may be off (relative): TOLERANCE, and what its two readings cannot resolve.
+
+    The counter moves by one token of every sequence at a step, and a reading's time is known to its uncertainty.
+    """
+    inside = _inside(observed)
+    if len(inside) < 2 or not observed.aggregate_tok_s:
+        return TOLERANCE
+    span = inside[-1].at - inside[0].at
+    steps = 2 * sequences / observed.aggregate_tok_s
+    return TOLERANCE + (steps + inside[0].uncertain_s + inside[-1].uncertain_s) / span
+
+
+def _inside(observed: Observed) -> list[Counters]:
+    if observed.window is None:
+        return []
+    start, end = observed.window
+    return [c for c in observed.during if start < c.at - c.uncertain_s and c.at + c.uncertain_s < end]
 
 
 def cross_check(repeats: Sequence[Observed], sequences: int) -> Verdict:
@@ -157,11 +181,7 @@ def cross_check(repeats: Sequence[Observed], sequences: int) -> Verdict:
         if rate is not None and one.aggregate_tok_s:
             difference = rate / one.aggregate_tok_s - 1
             rates.append(difference)
-            # the counter moves by one token per sequence and step, so two readings are off by up to a step each
-            step = (
-                2 * sequences / max(one.aggregate_tok_s * 0.5 * (one.window[1] - one.window[0]), 1) if one.window else 0
-            )
-            if abs(difference) > TOLERANCE + step:
+            if abs(difference) > rate_tolerance(one, sequences):
                 problems.append(
                     f"repeat {number}: the server's counter says {rate:.1f} tok/s, the client {one.aggregate_tok_s:.1f}"
                 )
@@ -185,8 +205,7 @@ def cross_check(repeats: Sequence[Observed], sequences: int) -> Verdict:
 def _running(one: Observed, sequences: int, number: int, unseen: set[str]) -> list[str]:
     if one.window is None:
         return []
-    start, end = one.window
-    seen = [c.running for c in one.during if start < c.at < end and c.running is not None]
+    seen = [c.running for c in _inside(one) if c.running is not None]
     if not seen:
         unseen.add(f"{RUNNING} inside the window")
         return []

@@ -21,7 +21,8 @@ def read(client: Client) -> Counters | None:
         text = client.get_text("/metrics")
     except ServerFault:
         return None
-    return counters(text, (sent + time.perf_counter()) / 2)
+    took = time.perf_counter() - sent
+    return counters(text, sent + took / 2, took / 2)
 
 
 def read_idle(client: Client, settle_s: float = SETTLE_S) -> Counters | None:

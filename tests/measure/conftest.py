@@ -13,7 +13,7 @@ QUICK = Limits(connect_s=1.0, answer_s=0.7, first_token_s=0.5, prefill_tok_s=1e6
 """A test's patience."""
 
 
-def envelope_of(sequences: int = 2, decode_tokens: int = 800, repeats: int = 1, prompt_tokens: int = 400) -> Envelope:
+def envelope_of(sequences: int = 2, decode_tokens: int = 600, repeats: int = 1, prompt_tokens: int = 400) -> Envelope:
     """An envelope for the replay server."""
     smoke = load_envelope("cpu-smoke")
     return replace(

@@ -53,7 +53,7 @@ class Behaviour:
     busy: int = 0
     preempts: int = 0
     extra_tokens: int = 0  # generated for somebody else while measuring
-    natural_end: int = 240
+    natural_end: int = 150
     knows: bool = True
     forgets: set[int] = field(default_factory=set)
     leaks: dict[int, int] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import QUICK, envelope_of
-from replay import MODEL, Behaviour, serving
+from replay import MODEL, Behaviour, sent_rate, serving
 
 from sm86.errors import CheckFailed, CouldNotRun
 from sm86.measure import bench, judge
@@ -19,7 +19,7 @@ from sm86.record import Conditions
 from sm86.record.schema import from_json
 
 FAST = 6000.0
-SEEN = 2400.0  # slow enough for the counters to be read inside the window
+SEEN = 1600.0  # slow enough for the counters to be read inside the window
 
 
 def measure(behaviour: Behaviour, sequences: int = 2, **more) -> BenchResult:
@@ -30,10 +30,23 @@ def measure(behaviour: Behaviour, sequences: int = 2, **more) -> BenchResult:
         client = Client(parse_address(replay.url), more.pop("api_key", None), QUICK)
         result = bench.run(envelope, plan(envelope), client, salt="t", sample_s=0.02, **more)
         result_requests[:] = replay.requests
+        really_sent.clear()
+        really_sent.update({sequence: lists for (phase, sequence), lists in replay.sent.items() if phase == "measured"})
     return result
 
 
 result_requests: list[dict] = []
+really_sent: dict[int, list[list[tuple[float, int]]]] = {}
+
+
+def assert_rates_are_true(result: BenchResult) -> None:
+    """Every repeat's rates are what the server sent: a busy machine may not reach the nominal rate."""
+    for number, repeat in enumerate(result.repeats):
+        window = repeat.window
+        assert isinstance(window, Window)
+        for sequence, rate in enumerate(window.sequences):
+            truth = sent_rate(really_sent[sequence][number], window.start, window.end)
+            assert rate.tok_s == pytest.approx(truth, rel=0.02)
 
 
 def states(result: BenchResult) -> dict[str, str]:
@@ -59,7 +72,7 @@ def test_a_good_server():
     }
     assert result.good
     assert len(result.aggregates) == 2
-    assert result.aggregates[0] == pytest.approx(2 * SEEN, rel=0.05)
+    assert_rates_are_true(result)
     assert [len(rates) for rates in result.per_sequence()] == [2, 2]
     assert all(0.95 * 400 <= p.tokens <= 400 for p in result.prompts)
 
@@ -76,7 +89,7 @@ def test_the_requests_are_those_of_the_procedure():
     assert [body["prompt"] for body in same] == [prompts[0]] * 2
     assert sorted(body["prompt"] for body in measured) == sorted(prompts)
     for body in measured:
-        assert body["ignore_eos"] and body["min_tokens"] == body["max_tokens"] == 800 and body["temperature"] == 0
+        assert body["ignore_eos"] and body["min_tokens"] == body["max_tokens"] == 600 and body["temperature"] == 0
     assert all(body["logprobs"] == 1 and body["temperature"] > 0 for body in prose)
     assert {body["prompt"][: len(p)] for body in prose for p in prompts} >= set(prompts)
     for body in result_requests:
@@ -105,7 +118,7 @@ def test_one_sequence():
 def test_several_tokens_a_chunk():
     result = measure(Behaviour(rate=SEEN, per_chunk=4))
     assert result.good
-    assert result.aggregates[0] == pytest.approx(2 * SEEN, rel=0.05)
+    assert_rates_are_true(result)
     assert states(result)["cross-check"] == "pass"
 
 
@@ -166,7 +179,7 @@ def test_without_metrics_the_cross_check_is_not_seen():
 @pytest.mark.parametrize(
     ("behaviour", "words"),
     [
-        (Behaviour(rate=SEEN, extra_tokens=100), "the client got 1600"),
+        (Behaviour(rate=SEEN, extra_tokens=100), "the client got 1200"),
         (Behaviour(rate=SEEN, preempts=1), "preemptions"),
     ],
 )
@@ -266,9 +279,9 @@ def test_progress_is_told_in_stages():
 
     measure(Behaviour(rate=FAST, per_chunk=3), progress=Told())
     counts = dict(told)
-    assert counts["measure, repeat 1 of 1"] == 2 * 800
+    assert counts["measure, repeat 1 of 1"] == 2 * 600
     assert counts["make the prompts"] == 2
-    assert counts["ask each prompt alone"] == 2 * 240
+    assert counts["ask each prompt alone"] == 2 * 150
 
 
 def test_the_record_holds_what_a_number_depends_on():
@@ -284,8 +297,8 @@ def test_the_record_holds_what_a_number_depends_on():
     details = values["details"]
     assert "steady window" in details["definition"]
     first = details["repeats"][0]["sequences"][0]
-    assert first["prompt_tokens"] > 380 and first["cached_tokens"] > 300 and first["tokens"] == 800
-    assert len(first["timeline"]) <= 64 and first["timeline"][-1][1] == 800
+    assert first["prompt_tokens"] > 380 and first["cached_tokens"] > 300 and first["tokens"] == 600
+    assert len(first["timeline"]) <= 64 and first["timeline"][-1][1] == 600
     window = result.repeats[0].window
     assert isinstance(window, Window) and first["window"]["tokens"] == window.sequences[0].tokens
 

@@ -43,7 +43,7 @@ expected_s = 10
 limit_s = 20
 [bench]
 prompt_tokens = 400
-decode_tokens = 800
+decode_tokens = 600
 repeats = 2
 [verify]
 rules = ["ready"]
@@ -165,7 +165,7 @@ def test_conditions_unknown_are_marked(run):
 def test_dry_run_sends_nothing(run):
     code, out, err, records = run(dry_run=True, base_url="http://127.0.0.1:9")
     assert (code, err, records) == (0, "", [])
-    assert "measure 2 x 2 sequences x 800 tokens" in out
+    assert "measure 2 x 2 sequences x 600 tokens" in out
     code, out, _, _ = run(dry_run=True, json=True, base_url="http://127.0.0.1:9")
     assert json.loads(out)["schema"] == "sm86.bench-plan"
 

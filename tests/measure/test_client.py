@@ -56,7 +56,7 @@ def test_the_rate_is_what_was_sent(behaviour):
         assert window.sequences[1].longest_gap_s > 0.15
         assert window.sequences[1].tok_s < 0.9 * behaviour.rate
     else:
-        assert window.aggregate_tok_s == pytest.approx(1000, rel=0.03)
+        assert window.aggregate_tok_s == pytest.approx(1000, rel=0.05)
     if behaviour.per_chunk > 1:
         assert all(line.chunks * 3 < line.tokens for line in lines)
     if behaviour.chat:

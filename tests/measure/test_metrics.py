@@ -104,6 +104,12 @@ def test_what_does_not_agree_fails(changes, text):
     assert text in verdict.text and "repeat 2" in verdict.text
 
 
+def test_what_the_readings_cannot_resolve_is_no_difference():
+    loose = tuple(Counters(c.at, c.generation_tokens, 2.0, 0.0, 0.0, uncertain_s=0.2) for c in observed().during)
+    assert cross_check([observed(aggregate_tok_s=106.0, during=loose)], 2).state == "pass"
+    assert cross_check([observed(aggregate_tok_s=112.0, during=loose)], 2).state == "fail"
+
+
 def test_two_percent_is_the_limit():
     assert cross_check([observed(client_tokens=981)], 2).state == "pass"
     assert cross_check([observed(client_tokens=979)], 2).state == "fail"
