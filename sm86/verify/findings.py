@@ -89,8 +89,9 @@ def evidence(events: Iterable[ev.Event | None], *focus: str) -> tuple[Evidence, 
 
 def shown(event: ev.Event, focus: tuple[str, ...] = ()) -> str:
     """An event's message as a person sees it: one line, with the process that wrote it, without secrets."""
-    text = " ".join("".join(char if char.isprintable() else " " for char in event.text).split())
-    text = _excerpt(without_secrets(text), focus)
+    text = _excerpt(without_secrets(" ".join(event.text.split())), focus)
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else " " for char in text)
     return f"({event.source.name}) {text}" if event.source else text
 
 

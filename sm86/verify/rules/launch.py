@@ -79,8 +79,16 @@ def manifest(case: Case) -> Finding:
     )
 
 
+_OVERRIDDEN = {
+    # drafts multiply the capture sizes as well; `capture-shape` judges both
+    "SPECULATIVE_CONFIG": ("--speculative-config", "--compilation-config"),
+    "CUDAGRAPH_DISPATCH_DEBUG": ("--cudagraph-metrics",),
+}
+"""Flags that an override may change and that no value of the envelope stands for."""
+
+
 def argv(case: Case) -> Finding:
-    """vLLM was started with the spec's arguments: by the launcher's word, and by the server's own."""
+    """vLLM was started with the spec's arguments and environment: by the launcher's word, and by the server's own."""
     entry, server = case.entry("argv"), case.arguments
     if entry is None:
         return not_seen("no argument list in a complete manifest", MEND_BOOT)
@@ -88,10 +96,9 @@ def argv(case: Case) -> Finding:
         return failed("the manifest's argv is not a list of texts", MEND_BOOT, [entry])
     overrides = case.overrides()
     spec, given = Options.of(serve_argv(case.wanted())), Options.of(entry.value)
-    ignored = {"--host", "--port"}
-    if "SPECULATIVE_CONFIG" in overrides and overrides["SPECULATIVE_CONFIG"].value.lower() not in ("none", "null"):
-        # drafts multiply the capture sizes as well; `capture-shape` judges them
-        ignored |= {"--speculative-config", "--compilation-config"}
+    ignored = {"--host", "--port", *(flag for name in overrides for flag in _OVERRIDDEN.get(name, ()))}
+    if "SPECULATIVE_CONFIG" in overrides and overrides["SPECULATIVE_CONFIG"].value in ("none", "null"):
+        ignored -= set(_OVERRIDDEN["SPECULATIVE_CONFIG"])
     if "FUSE_ALLREDUCE_RMS" in overrides:
         spec, given = (options.without("--compilation-config", "pass_config") for options in (spec, given))
     different = differences(spec, given, ignored)
@@ -102,12 +109,21 @@ def argv(case: Case) -> Finding:
             [entry],
             *(text.split()[0] for text in different),
         )
-    claims_match = case.entry("argv_matches_spec")
-    if claims_match is not None and not is_on(text_of(claims_match.value)) and not overrides:
+    environment = case.entry("environment")
+    wrong = _environment_differences(case, environment)
+    if wrong:
         return failed(
-            "the launcher says that its arguments differ from the spec",
+            f"vLLM was not started with the spec's environment: {'; '.join(wrong)}",
+            "take the change back, or make it a named override of the run",
+            [environment],
+            wrong[0].split()[0],
+        )
+    matches = case.claim("argv_matches_spec")
+    if matches not in (None, "true", "none") and not overrides:
+        return failed(
+            "the launcher says that its arguments differ from the spec of its image",
             "start the image that was built from this revision",
-            [entry, claims_match],
+            [case.entry("argv_matches_spec")],
         )
     if server is None:
         return not_seen(
@@ -115,7 +131,7 @@ def argv(case: Case) -> Finding:
         )
     for name, flag in _ARGUMENTS.items():
         said, asked = case.argument(name), spec.values.get(flag)
-        if said is None or asked is None or flag in ignored:
+        if said is None or asked is None:
             continue
         if _plain_argument(said) != _plain_argument(asked):
             return failed(
@@ -126,6 +142,16 @@ def argv(case: Case) -> Finding:
             )
     also = f", with the overrides {', '.join(sorted(overrides))}" if overrides else ""
     return passed(f"the spec's arguments{also}", [entry, server])
+
+
+def _environment_differences(case: Case, environment: ev.ManifestEntry | None) -> list[str]:
+    claimed = environment.value if environment is not None and isinstance(environment.value, dict) else {}
+    overridden = case.overrides()
+    return [
+        f"{name} is {claimed.get(name, 'not set')}, not {value}"
+        for name, value in case.envelope.environment
+        if claimed.get(name) != value and name not in overridden
+    ]
 
 
 def _plain_argument(value: str) -> str:
@@ -150,7 +176,13 @@ def git_revision(case: Case) -> Finding:
             "build the image from a git checkout, so that its build record names the commit",
             [entry],
         )
-    if dirty is not None and is_on(text_of(dirty.value)):
+    if dirty is None or text_of(dirty.value) == "unknown":
+        return not_seen(
+            f"git_rev is {revision[:12]}; whether the tree had changes is not known",
+            "build where the git command works, so that the build record says it",
+            [entry, dirty],
+        )
+    if is_on(text_of(dirty.value)):
         return failed(
             f"git_rev is {revision[:12]}, but the tree had changes that are not committed",
             "commit them and build again",

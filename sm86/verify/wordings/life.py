@@ -40,11 +40,14 @@ LIFE: tuple[Wording, ...] = (
     wording("Shutdown initiated", r"Shutdown initiated", fixed(ev.ShutdownStarted, True), until=(0, 25)),
     wording("Shutting down", r"Shutting down\s*$", fixed(ev.ShutdownStarted, False)),
     wording("Traceback (most recent call last)", r"Traceback \(most recent call last\)", fixed(ev.Traceback)),
-    wording(
-        ": ",
-        r"(?P<exception>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)): (?P<message>.*)",
-        _raised,
-        trouble=True,
+    *(
+        wording(
+            f"{kind}: ",
+            rf"(?P<exception>(?:[A-Za-z_]\w*\.)*[A-Z]?\w*{kind}): (?P<message>.*)",
+            _raised,
+            trouble=True,
+        )
+        for kind in ("Error", "Exception")
     ),
     wording("EngineCore failed to start", r"EngineCore failed to start", _dead("start"), trouble=True),
     wording("WorkerProc failed to start", r"WorkerProc failed to start", _dead("start"), trouble=True),
