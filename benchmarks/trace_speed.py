@@ -29,10 +29,12 @@ sys.path.insert(0, str(ROOT))
 from sm86.trace.testing.generator import Recipe, Truth, write  # noqa: E402
 
 MEGABYTES_PER_STEP = 1.078
+NOTHING = (float("nan"),)
 LIMITS = {300: (3.0, 120.0), 1200: (13.0, 150.0)}
 
 OURS = """
 import json, sys
+if {zlib}: sys.modules["isal"] = None
 from pathlib import Path
 from sm86.trace.analysis import analyse
 from sm86.trace.as_json import trace_json
@@ -70,10 +72,11 @@ print(json.dumps({"kernel_us": float(kernels["sum (us)"].sum())}))
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One reader's runs: wall seconds, highest resident MB, and what its answer was worth."""
+    """One reader's runs: wall and CPU seconds, highest resident MB, and what its answer was worth."""
 
     name: str
     seconds: tuple[float, ...]
+    cpu: tuple[float, ...]
     megabytes: float
     verdict: str
 
@@ -84,8 +87,8 @@ class Run:
 
 def measure(
     python: str, script: str, path: Path, cores: set[int], environment: dict[str, str]
-) -> tuple[float, float, Any]:
-    """(wall seconds, highest resident MB, the JSON that it printed) of one fresh process."""
+) -> tuple[float, float, float, Any]:
+    """(wall seconds, CPU seconds, highest resident MB, the JSON that it printed) of one fresh process."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         started = time.perf_counter()
         process = subprocess.Popen(
@@ -103,23 +106,31 @@ def measure(
             err.seek(0)
             raise RuntimeError((err.read().strip().splitlines() or ["no words"])[-1])
         out.seek(0)
-        return seconds, usage.ru_maxrss / 1024, json.loads(out.read().strip().splitlines()[-1])
+        return (
+            seconds,
+            usage.ru_utime + usage.ru_stime,
+            usage.ru_maxrss / 1024,
+            json.loads(out.read().strip().splitlines()[-1]),
+        )
 
 
 def repeated(
     name: str, python: str, script: str, path: Path, options: argparse.Namespace, check: Any, **env: str
 ) -> Run:
     cores = set(sorted(os.sched_getaffinity(0))[: options.cores])
-    seconds, memory, verdict = [], 0.0, ""
+    seconds: list[float] = []
+    cpu: list[float] = []
+    memory, verdict = 0.0, ""
     for _ in range(options.repeats if name.startswith("sm86") else 1):
         try:
-            wall, resident, answer = measure(python, script, path, cores, dict(env))
+            wall, busy, resident, answer = measure(python, script, path, cores, dict(env))
         except (RuntimeError, OSError, ValueError) as error:
-            return Run(name, (float("nan"),), float("nan"), f"failed: {error}")
+            return Run(name, NOTHING, NOTHING, float("nan"), f"failed: {error}")
         seconds.append(wall)
+        cpu.append(busy)
         memory = max(memory, resident)
         verdict = check(answer)
-    return Run(name, tuple(seconds), memory, verdict)
+    return Run(name, tuple(seconds), tuple(cpu), memory, verdict)
 
 
 def check_ours(truth: Truth) -> Any:
@@ -194,20 +205,16 @@ def report(folder: Path, options: argparse.Namespace) -> int:
     path = folder / ("rank0.json" if options.raw else "rank0.json.gz")
     print(f"writing {steps} steps to {path} ...", file=sys.stderr, flush=True)
     truth = write(path, Recipe(steps=steps, orphans=2, partial=2, host_events=340))
+    check = check_ours(truth)
     runs = [
-        repeated("sm86 (msgspec)", sys.executable, OURS.format(standard=False), path, options, check_ours(truth)),
+        repeated("sm86 (msgspec)", sys.executable, OURS.format(standard=False, zlib=False), path, options, check),
+        repeated(
+            "sm86 (msgspec, no isal)", sys.executable, OURS.format(standard=False, zlib=True), path, options, check
+        ),
     ]
     if not options.only_ours:
-        runs.append(
-            repeated(
-                "sm86 (standard json, same blocks)",
-                sys.executable,
-                OURS.format(standard=True),
-                path,
-                options,
-                check_ours(truth),
-            )
-        )
+        script = OURS.format(standard=True, zlib=False)
+        runs.append(repeated("sm86 (standard json, same blocks)", sys.executable, script, path, options, check))
         runs.append(repeated("json.load, one sum", sys.executable, STANDARD, path, options, check_standard(truth)))
         runs.append(hta_run(path, options))
     conditions = {
@@ -217,17 +224,21 @@ def report(folder: Path, options: argparse.Namespace) -> int:
     }
     limit = LIMITS.get(options.megabytes)
     if options.json:
-        rows = [{"reader": r.name, "seconds": r.seconds, "rss_mb": r.megabytes, "answer": r.verdict} for r in runs]
+        rows = [
+            {"reader": r.name, "seconds": r.seconds, "cpu_seconds": r.cpu, "rss_mb": r.megabytes, "answer": r.verdict}
+            for r in runs
+        ]
         print(
             json.dumps({"schema": "sm86.trace_speed", "version": 1, "conditions": conditions, "rows": rows}, indent=1)
         )
     else:
         for key, value in conditions.items():
             print(f"{key}: {value}")
-        print(f"{'reader':36} {'s':>8} {'RSS MB':>8}  answer")
+        print(f"{'reader':36} {'s':>8} {'CPU s':>8} {'RSS MB':>8}  answer")
         for run in runs:
             spread = f" ({min(run.seconds):.2f}-{max(run.seconds):.2f})" if len(run.seconds) > 1 else ""
-            print(f"{run.name:36} {run.median:8.2f} {run.megabytes:8.0f}  {run.verdict}{spread}")
+            numbers = f"{run.median:8.2f} {statistics.median(run.cpu):8.2f} {run.megabytes:8.0f}"
+            print(f"{run.name:36} {numbers}  {run.verdict}{spread}")
     ours = runs[0]
     if "WRONG" in ours.verdict or "failed" in ours.verdict:
         return 1
@@ -239,9 +250,8 @@ def report(folder: Path, options: argparse.Namespace) -> int:
 
 def hta_run(path: Path, options: argparse.Namespace) -> Run:
     name = "HolisticTraceAnalysis"
-    nothing = (float("nan"),)
     if not options.hta_python:
-        return Run(name, nothing, float("nan"), "absent: give --hta-python")
+        return Run(name, NOTHING, NOTHING, float("nan"), "absent: give --hta-python")
     probe = subprocess.run(
         [options.hta_python, "-c", "from importlib.metadata import version; print(version('HolisticTraceAnalysis'))"],
         capture_output=True,
@@ -249,7 +259,7 @@ def hta_run(path: Path, options: argparse.Namespace) -> Run:
         check=False,
     )
     if probe.returncode:
-        return Run(name, nothing, float("nan"), f"absent from {options.hta_python}")
+        return Run(name, NOTHING, NOTHING, float("nan"), f"absent from {options.hta_python}")
     return repeated(
         f"{name} {probe.stdout.strip()}", options.hta_python, HTA, path, options, check_hta(kernel_total_us(path))
     )

@@ -253,6 +253,16 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     assert grown < 6_000_000
 
 
+def test_without_msgspec_the_answer_is_the_same(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = (
+        "import sys; sys.modules['msgspec'] = sys.modules['isal'] = None\n"
+        "from sm86.cli.trace import trace; sys.exit(trace(sys.argv[1], json=True))"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(made)], capture_output=True, text=True, check=True)
+    assert trace(str(made), json=True) == 0
+    assert json.loads(done.stdout) == json.loads(capsys.readouterr().out)
+
+
 def test_importing_the_command_pulls_in_nothing_heavy() -> None:
     heavy = "('rich', 'msgspec', 'matplotlib', 'numpy')"
     script = f"import sys; import sm86.cli.trace; print([m for m in {heavy} if m in sys.modules])"
