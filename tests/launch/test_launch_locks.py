@@ -37,7 +37,9 @@ os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)"])
 
 class Holders:
     def __init__(self, folder: Path) -> None:
-        self.folder, self.children, self.workers = folder, [], []
+        self.folder = folder
+        self.children: list[subprocess.Popen[str]] = []
+        self.workers: list[int] = []
 
     def start(self, names: str, envelope: str = "sm86-262k", worker: bool = False) -> tuple[subprocess.Popen[str], int]:
         child = subprocess.Popen(

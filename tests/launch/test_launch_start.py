@@ -15,6 +15,8 @@ from launch_machine import DSV4, LLAMA, ROOT, Machine, gpu_uuid
 
 from sm86.launch import cache, overrides
 from sm86.launch.arguments import facts_of
+from sm86.launch.command import launch
+from sm86.launch.options import parse
 from sm86.manifest import manifest_of
 from sm86.spec import envelope_names, load_envelope
 from sm86.spec.argv import serve_argv
@@ -203,19 +205,29 @@ def test_the_facts_of_a_rig(rig: Machine) -> None:
 
 
 @pytest.mark.parametrize("name", envelope_names())
-def test_a_dry_run_says_everything_on_a_machine_with_nothing(name: str, tmp_path: Path) -> None:
-    (tmp_path / "tmp").mkdir()
-    bare = Machine(tmp_path)
-    done = bare.run("--envelope", name, "--dry-run", PYTHONPATH=str(ROOT))
-    assert (done.returncode, done.stderr) == (0, "")
-    said = manifest(done.stdout)
+def test_a_dry_run_says_everything_on_a_machine_with_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {"HOME": str(tmp_path), "SM86_BUILD_FILE": str(tmp_path / "none.json")}
+    monkeypatch.setattr("sm86.launch.engine._search_path", list)
+    monkeypatch.setattr("sm86.launch.engine._installed", lambda _: None)
+    assert launch(parse(["--envelope", name, "--dry-run"]), values) == 0
+    said = manifest(capsys.readouterr().out)
     assert said["envelope"] == name
     assert said["argv"][0] == "serve"
     assert said["check.engine"].startswith("not made: vLLM is not installed")
     assert said["check.model"].startswith("not made: ")
     assert said["check.lock"] == said["check.cache"] == "not made: dry run"
     assert said["check.environment"].startswith("not made")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["tmp"], "a dry run leaves nothing behind"
+    assert list(tmp_path.iterdir()) == [], "a dry run leaves nothing behind"
+
+
+def test_a_dry_run_as_a_process_on_a_machine_with_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    done = Machine(tmp_path).run("--envelope", "sm86-262k", "--dry-run", PYTHONPATH=str(ROOT))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert manifest(done.stdout)["envelope"] == "sm86-262k"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tmp"]
 
 
 def test_a_dry_run_has_the_same_entries_as_a_start(machine: Machine) -> None:
