@@ -39,7 +39,8 @@ def up(
     could not be started; 130: interrupted, the server goes on.
 
     A server that was started before and still boots is watched. One that died is not restarted, and is left for
-    inspection; one that hangs is left running. Writes a record of kind "boot" for every start it watched whole.
+    inspection; one that hangs is left running. Writes a record of kind "boot" for every start that it watched whole
+    and that was not refused.
     """
     from sm86.host.health import health
     from sm86.host.watch import boot_and_wait
@@ -64,16 +65,16 @@ def up(
             result = boot_and_wait(server, envelope, show, attach=before.is_up)
     except KeyboardInterrupt:
         return _interrupted(envelope, server, engine)
-    path = None if result.attached else _record(result, server, envelope)
+    path = None if result.attached or _refused(result) else _record(result, server, envelope)
     if json:
         print(json_module.dumps(_as_json(result, envelope, server, path), indent=2))
     elif result.ok:
         _tell_success(result, envelope, engine)
     else:
         _tell_failure(result, envelope, server, engine)
-    if result.failure is None:
+    if result.ok:
         return EXIT_OK
-    return EXIT_COULD_NOT_RUN if result.failure.could_not_run else EXIT_FINDING
+    return EXIT_COULD_NOT_RUN if _refused(result) else EXIT_FINDING
 
 
 def down(envelope_name: str, engine: str = "docker", dry_run: bool = False) -> int:
@@ -180,6 +181,10 @@ def record_of(result: BootResult, server: ServerEngine, envelope: Envelope) -> A
             "failure": None if failure is None else _failure(failure),
         },
     )
+
+
+def _refused(result: BootResult) -> bool:
+    return result.failure is not None and result.failure.could_not_run
 
 
 def _record(result: BootResult, server: ServerEngine, envelope: Envelope) -> str:

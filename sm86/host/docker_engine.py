@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 
 from sm86.errors import CouldNotRun
@@ -13,6 +12,7 @@ from sm86.host.compose import Compose, Service
 from sm86.host.containers import ContainerFacts
 from sm86.host.docker import DockerGateway
 from sm86.host.engine import CREATED, EXITED, MISSING, RESTARTING, RUNNING, EngineState, Stopped
+from sm86.host.timestamps import epoch
 from sm86.image.names import target_of
 from sm86.spec import Envelope
 from sm86.spec.argv import CONTAINER_PORT
@@ -80,10 +80,11 @@ class DockerEngine:
         self._docker.local_only()
         service = self._service()
         self._facts()
-        image_id = preflight.require_image(self._docker, service, target_of(self.envelope.engine))
-        preflight.require_folders(service)
+        # first what takes longest to mend, so that nobody builds an image for hours on a machine without GPUs
         if service.wants_gpu:
             preflight.require_gpus(self._docker.facts, self.envelope.serve.tensor_parallel)
+        preflight.require_folders(service)
+        image_id = preflight.require_image(self._docker, service, target_of(self.envelope.engine))
         preflight.require_port(self._docker, service)
         return image_id
 
@@ -112,7 +113,7 @@ class DockerEngine:
         oom = facts.oom_killed if kind in (EXITED, RESTARTING) else False
         if facts.restart_count and kind != EXITED:
             # the container runs again, so its own exit code and flag no longer tell of the end before
-            deaths = self._docker.deaths(facts.id, _seconds(facts.created_at))
+            deaths = self._docker.deaths(facts.id, epoch(facts.created_at))
             if deaths:
                 code, oom = deaths[-1].exit_code, deaths[-1].oom_killed
         return EngineState(
@@ -132,7 +133,7 @@ class DockerEngine:
         if facts is None:
             return iter(())
         # the engine notes the start a moment after the first words, but the end before it exactly
-        since = _seconds(facts.finished_at) if this_run and facts.restart_count and facts.is_up else None
+        since = epoch(facts.finished_at) if this_run and facts.restart_count and facts.is_up else None
         return self._docker.log_stream(facts.id, follow, since, tail)
 
     def stop(self) -> Stopped:
@@ -198,13 +199,3 @@ class DockerEngine:
                 self._needed_compose(), self._root, self.envelope.name, self._environment()
             )
         return self._resolved
-
-
-def _seconds(rfc3339: str) -> float:
-    """Seconds since the epoch; nanoseconds are cut to what datetime reads."""
-    head, dot, rest = rfc3339.partition(".")
-    digits = rest.rstrip("Z")[:6]
-    try:
-        return datetime.fromisoformat(head.rstrip("Z") + (f".{digits}" if dot else "") + "+00:00").timestamp()
-    except ValueError:
-        return 0.0

@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from sm86.boot import phases as names
@@ -18,6 +18,7 @@ from sm86.boot.state import CREATED, MISSING, EngineState
 from sm86.host import processes
 from sm86.host.engine import ServerEngine
 from sm86.host.health import health
+from sm86.host.timestamps import epoch
 from sm86.manifest import Value
 from sm86.spec import Envelope
 from sm86.verify import events as e
@@ -28,14 +29,19 @@ OnPhase = Callable[[tuple[Phase, ...], float], None]
 
 TICK_S = 0.1
 ASK_EVERY_S = 0.5
+BURST_S = 2.0
+"""A log that was written before is read within this time."""
+
 DRAIN_S = 5.0
 """After a death the rest of the log is waited for; the engine closes the stream within moments."""
 
 
 @dataclass(frozen=True, slots=True)
 class BootResult:
-    """How a boot ended. failure: None when the server answers. attached: it was started by another command before, so
-    the phases passed by then have no times. left_running: it failed, but a process is still there for inspection.
+    """How a boot ended. failure: None when the server answers. seconds: from its start.
+
+    attached: it was started by another command before, so the phases that had passed by then have no times.
+    left_running: it failed, but a process is still there for inspection.
     manifest: the launcher's, as far as it was printed; None where there was none.
     """
 
@@ -213,10 +219,14 @@ class _Watch:
         failure: Failure | None = None,
         left_running: bool = False,
     ) -> BootResult:
-        now = self._clock()
+        found, seconds = self._phases.list(), self._phases.seconds(self._clock())
+        if attached:
+            # what had passed before came in one burst, whose times mean nothing
+            found = tuple(p if (p.began or 0.0) > BURST_S else replace(p, seconds=None) for p in found)
+            seconds = max(time.time() - epoch(state.started_at), seconds) if state.started_at else seconds
         return BootResult(
-            self._phases.list(),
-            self._phases.seconds(now),
+            found,
+            seconds,
             self._started,
             base_url,
             state,

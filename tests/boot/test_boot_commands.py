@@ -127,6 +127,7 @@ def test_a_refusal_is_exit_code_2(commands):
     code, out, _ = commands.run("up", [["print", "sm86: no model there\nmend: download it"], ["exit", 2]])
     assert code == 2
     assert "no model there" in out and "mend: download it" in out
+    assert not (commands.folder / "results").exists()
 
 
 def test_the_verdict_as_json(commands):
@@ -169,6 +170,8 @@ def test_a_second_up_watches_the_start_that_goes_on(commands):
     code, out, err = commands.run("up")
     assert code == 0, err
     assert "it had been started before" in out
+    start = next(line for line in out.splitlines() if line.strip().startswith("start "))
+    assert " s " not in start, "what had passed before has no time"
     assert not (commands.folder / "results").exists(), "a boot that was not watched whole is no record"
 
 

@@ -1,6 +1,9 @@
 """The engine's JSON as facts: what a real engine answers, and what it leaves out."""
 
+import pytest
+
 from sm86.host.containers import container_facts, deaths_of, engine_facts, image_facts
+from sm86.host.timestamps import epoch
 
 INSPECTED = {
     "Id": "abc",
@@ -78,3 +81,19 @@ def test_how_the_engine_was_installed():
     )
     assert facts.api == (1, 47)
     assert facts.snap and facts.rootless
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2026-11-30T16:52:20.030881522Z", 1796057540.030881),
+        ("2026-11-30T16:52:20Z", 1796057540.0),
+        ("2026-11-30T16:52:20.5Z", 1796057540.5),
+        ("2026-11-30T16:52:20+00:00", 1796057540.0),
+        ("0001-01-01T00:00:00Z", -62135596800.0),
+        ("", 0.0),
+        ("yesterday", 0.0),
+    ],
+)
+def test_times_of_the_engine(text, seconds):
+    assert epoch(text) == pytest.approx(seconds, abs=1e-5)
