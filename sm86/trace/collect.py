@@ -156,7 +156,7 @@ class Collector:
         if not gpu:
             return
         if self.first_device is None:
-            self.first_device = gpu[0].pid
+            self.first_device = gpu[0].args.device
         self.counts.gpu_events += len(gpu)
         names, streams = self.names, self.streams
         self._name.extend([names[event.name] for event in gpu])  # type: ignore[index]

@@ -25,6 +25,8 @@ _ESCAPE = re.compile(r'\\((?:["\\/bfnrt]|u[0-9a-fA-F]{4})?)')
 _BAD_NUMBER = re.compile(r"(:\s*|[\[,]\s*)([-+]?(?:nan(?:\(\w*\))?|inf(?:inity)?))(?=\s*[,}\]])", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
+SALVAGED_AT_ONCE = 8 << 10
+
 _STANDARD = json.JSONDecoder(strict=False)
 
 if TYPE_CHECKING:
@@ -33,28 +35,25 @@ if TYPE_CHECKING:
     class Args:
         correlation: int | str
         graph_id: int | str
+        device: object
 
-        def __init__(self, correlation: int | str = -1, graph_id: int | str = -1) -> None: ...
+        def __init__(self, correlation: int | str = -1, graph_id: int | str = -1, device: object = None) -> None: ...
 
     class Event:
         name: str | None
         cat: str | None
-        ph: str | None
         ts: float
         dur: float
         tid: object
-        pid: object
         args: Args
 
         def __init__(
             self,
             name: str | None = None,
             cat: str | None = None,
-            ph: str | None = None,
             ts: float = -1.0,
             dur: float = -1.0,
             tid: object = None,
-            pid: object = None,
             args: Args = ...,
         ) -> None: ...
 
@@ -67,17 +66,16 @@ else:
 
             correlation: int | str = -1
             graph_id: int | str = msgspec.field(default=-1, name="graph id")
+            device: int | str | None = None
 
         class Event(msgspec.Struct, gc=False):
             """One event. Times in microseconds, as the trace has them; -1 where there is none."""
 
             name: str | None = None
             cat: str | None = None
-            ph: str | None = None
             ts: float = -1.0
             dur: float = -1.0
             tid: int | str | float | None = None
-            pid: int | str | float | None = None
             args: Args = msgspec.field(default_factory=Args)
 
     except ImportError:
@@ -86,20 +84,18 @@ else:
         class Args:
             """The arguments of an event that the analysis reads; -1 where there is none."""
 
-            __slots__ = ("correlation", "graph_id")
+            __slots__ = ("correlation", "device", "graph_id")
 
-            def __init__(self, correlation=-1, graph_id=-1):
-                self.correlation = correlation
-                self.graph_id = graph_id
+            def __init__(self, correlation=-1, graph_id=-1, device=None):
+                self.correlation, self.graph_id, self.device = correlation, graph_id, device
 
         class Event:
             """One event. Times in microseconds, as the trace has them; -1 where there is none."""
 
-            __slots__ = ("args", "cat", "dur", "name", "ph", "pid", "tid", "ts")
+            __slots__ = ("args", "cat", "dur", "name", "tid", "ts")
 
-            def __init__(self, name=None, cat=None, ph=None, ts=-1.0, dur=-1.0, tid=None, pid=None, args=None):
-                self.name, self.cat, self.ph, self.ts, self.dur = name, cat, ph, ts, dur
-                self.tid, self.pid, self.args = tid, pid, args
+            def __init__(self, name=None, cat=None, ts=-1.0, dur=-1.0, tid=None, args=None):
+                self.name, self.cat, self.ts, self.dur, self.tid, self.args = name, cat, ts, dur, tid, args
 
 
 NO_ARGS = Args()
@@ -137,6 +133,28 @@ class BlockDecoder:
             return None
         self.events += len(events)
         return events
+
+    def decode_parts(self, block: bytes, last: bool) -> tuple[list[Event], bytes, bytes | None]:
+        """As `salvage`, but halved until only the parts around broken events are read one by one.
+
+        A trace with one bad kernel name has it in every step, so in every block.
+        """
+        events = self.decode(block)
+        if events is not None:
+            return events, b"", None
+        middle = BOUNDARY.search(block, len(block) // 2) if len(block) > SALVAGED_AT_ONCE else None
+        if middle is None:
+            return self.salvage(block, last)
+        low, high = block[: middle.start() + 1], block[middle.end() :]
+        events, again, behind = self.decode_parts(low, last=False)
+        if behind is not None:
+            return events, b"", behind + b"," + high
+        if again:
+            # the middle was no boundary after all
+            more, again, behind = self.salvage(again + b"," + high, last)
+        else:
+            more, again, behind = self.decode_parts(high, last)
+        return events + more, again, behind
 
     def salvage(self, block: bytes, last: bool) -> tuple[list[Event], bytes, bytes | None]:
         """Event by event: (events, bytes to try again with more behind them, bytes after the list or None).
@@ -219,15 +237,13 @@ def from_mapping(value: Any) -> Event | None:
     args = value.get("args")
     typed = NO_ARGS
     if isinstance(args, dict) and ("correlation" in args or "graph id" in args):
-        typed = Args(_id(args.get("correlation", -1)), _id(args.get("graph id", -1)))
+        typed = Args(_id(args.get("correlation", -1)), _id(args.get("graph id", -1)), args.get("device"))
     return Event(
         name=_text(value.get("name")),
         cat=_text(value.get("cat")),
-        ph=_text(value.get("ph")),
         ts=_number(value.get("ts")),
         dur=_number(value.get("dur")),
         tid=value.get("tid"),
-        pid=value.get("pid"),
         args=typed,
     )
 

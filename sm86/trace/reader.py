@@ -96,18 +96,16 @@ def read(trace: Trace, progress: Callable[[int], None] | None = None) -> Iterato
                 buffer, retry_from = b"", 0
             continue
         block, buffer, retry_from = buffer[: end[0]], buffer[end[1] :], 0
-        events = decoder.decode(block)
-        if events is None:
-            events, again, tail = decoder.salvage(block, last=False)
-            if tail is not None:
-                # the cut fell behind the list: what it took away belongs to the metadata
-                tail += b"," + buffer
-            elif again:
-                buffer = again + b"," + buffer
+        events, again, tail = decoder.decode_parts(block, last=False)
+        if tail is not None:
+            # the cut fell behind the list: what it took away belongs to the metadata
+            tail += b"," + buffer
+        elif again:
+            buffer = again + b"," + buffer
         yield events
         events = []
     if tail is None:
-        events, _, tail = decoder.salvage(buffer, last=True)
+        events, _, tail = decoder.decode_parts(buffer, last=True)
         yield events
     if tail is None:
         trace.truncated = cut.why or "the file ends inside its list of events"

@@ -79,9 +79,8 @@ def test_every_layout_gives_the_same_events(
     path = tmp_path / "trace.json"
     path.write_text(LAYOUTS[layout], encoding="utf-8")
     events, trace = all_events(path, standard)
-    assert [(e.name, e.cat, e.ph, e.ts, e.dur, e.args.correlation) for e in events] == [
-        (e["name"], e["cat"], e["ph"], e["ts"], e.get("dur", -1.0), e.get("args", {}).get("correlation", -1))
-        for e in EVENTS
+    assert [(e.name, e.cat, e.ts, e.dur, e.args.correlation) for e in events] == [
+        (e["name"], e["cat"], e["ts"], e.get("dur", -1.0), e.get("args", {}).get("correlation", -1)) for e in EVENTS
     ]
     assert (trace.decoder.dropped, trace.decoder.repaired, trace.truncated) == (0, 0, "")
     if "deviceProperties" in LAYOUTS[layout]:
@@ -155,6 +154,18 @@ def test_gzip_of_several_members_is_read_to_the_end(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(text[:3000]) + gzip.compress(text[3000:]) + b"\0" * 70_000)
     events, trace = all_events(path)
     assert len(events) == len(EVENTS) and not trace.truncated
+
+
+def test_broken_events_all_over_a_large_block_cost_only_themselves(tmp_path: Path) -> None:
+    events = [json.dumps(kernel(n, pad="x" * (n % 90))) for n in range(6000)]
+    for n in range(0, 6000, 251):
+        events[n] = events[n].replace(f'"kernel_{n}"', f'"f<"{n}">"')
+    events[777] = events[777].replace('"ph": "X"', '"ph" "X"')
+    path = tmp_path / "trace.json"
+    path.write_text('{"traceEvents": [' + ",\n  ".join(events) + '], "distributedInfo": {"rank": 1}}')
+    found, trace = all_events(path)
+    assert [e.args.correlation for e in found] == [n for n in range(6000) if n != 777]
+    assert (trace.decoder.repaired, trace.decoder.dropped, trace.rank, trace.truncated) == (24, 1, 1, "")
 
 
 BROKEN = {
