@@ -14,24 +14,12 @@ from sm86.backend.kernels import compress, indexer_logits, indexer_query, key_in
 from sm86.backend.report import report
 
 
-def split_classes(multiprocessors: int, most: int) -> set[int]:
-    """Token counts at which the first layer's mHC GEMM changes its number of splits: one compilation each.
-
-    vLLM's `compute_num_split` gives min(multiprocessors // ceil(tokens / 64), 16), at least 1.
-    """
-    counts: dict[int, int] = {}
-    for blocks in range(1, -(-most // 64) + 1):
-        counts.setdefault(max(1, min(multiprocessors // blocks, 16)), min(most, 64 * (blocks - 1) + 1))
-    return set(counts.values())
-
-
-def token_counts(multiprocessors: int, most: int) -> list[int]:
+def token_counts(most: int) -> list[int]:
     """Batch sizes whose forward passes together compile every form that a batch of up to `most` tokens can need.
 
-    The mHC kernels of vLLM 0.26.0 change at 17, 128 and 1024 tokens, and with the splits of the first layer.
+    The mHC kernels of vLLM 0.26.0 change at 17, 128 and 1024 tokens.
     """
-    edges = {1, 16, 17, 128, 1024, most} | split_classes(multiprocessors, most)
-    return sorted(count for count in edges if count <= most)
+    return sorted(count for count in {1, 16, 17, 128, 1024, most} if count <= most)
 
 
 def warm_up(worker: Any) -> None:
@@ -68,8 +56,7 @@ def _warm_vllm(worker: Any) -> None:
     for table in runner.input_batch.block_table.block_tables:
         table.compute_slot_mapping(1, starts, positions)
     most = worker.scheduler_config.max_num_batched_tokens
-    multiprocessors = torch.cuda.get_device_properties("cuda").multi_processor_count
-    for tokens in token_counts(multiprocessors, most):
+    for tokens in token_counts(most):
         runner._dummy_run(
             num_tokens=tokens,
             cudagraph_runtime_mode=CUDAGraphMode.NONE,

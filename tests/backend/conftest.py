@@ -23,6 +23,7 @@ NEEDS_TORCH = (
     "test_kernels_key_index.py",
     "test_transformers.py",
     "test_warmup_sizes.py",
+    "test_parity.py",
     "test_gpu_native.py",
     "test_gpu_shapes.py",
     "test_checkpoint.py",

@@ -1,0 +1,60 @@
+"""The parity judge: what passes and what must not. Plain numbers in place of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("torch") is None or importlib.util.find_spec("triton") is None:
+    pytest.skip("scores are torch tensors", allow_module_level=True)
+
+import torch
+
+from sm86.backend.testing.parity import judge, table
+from sm86.backend.testing.reference import Scores
+
+
+def scores(offset: float) -> Scores:
+    """Nine positions of a ten-token sequence; the best token is 1 everywhere."""
+    logprob = -torch.arange(9.0) + offset
+    return Scores(logprob, torch.ones(9, dtype=torch.int64), torch.full((9,), 0.4))
+
+
+def entry(error: float, generated: list[int], prompt_error: float | None = None) -> dict:
+    reference = scores(0.0).logprob
+    return {
+        "name": "x",
+        "prompt": [0] * 6,
+        "generated": generated,
+        "logprobs": (reference[5:] + error).tolist(),
+        "prompt_logprobs": None if prompt_error is None else (reference[:5] + prompt_error).tolist(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "prompt_error", "generated", "passes"),
+    [
+        (0.1, 0.1, [1, 1, 1, 1], True),
+        (0.12, None, [1, 1, 1, 1], True),
+        (0.2, 0.1, [1, 1, 1, 1], False),
+        (0.1, 0.2, [1, 1, 1, 1], False),
+        (0.1, 0.1, [1, 2, 1, 1], True),
+    ],
+)
+def test_verdicts(error: float, prompt_error: float | None, generated: list[int], passes: bool) -> None:
+    verdict = judge(entry(error, generated, prompt_error), scores(0.0), scores(0.1))
+    assert verdict.passed is passes
+    assert verdict.agree == generated.count(1) and verdict.total == 4
+    assert abs(verdict.floor - 0.1) < 1e-6 and abs(verdict.mean - error) < 1e-6
+
+
+def test_a_choice_far_from_a_tie_fails_unless_bf16_itself_is_swayed_there() -> None:
+    rounded = dataclasses.replace(scores(0.0), lead=torch.full((9,), 1.4))
+    other = entry(0.1, [1, 2, 1, 1])
+    assert not judge(other, rounded, scores(0.1)).passed
+    swayed = dataclasses.replace(scores(0.1), best=torch.tensor([1, 1, 3, 1, 1, 1, 1, 1, 1]))
+    verdict = judge(other, rounded, swayed)
+    assert verdict.passed and abs(verdict.floor_lead - 1.4) < 1e-6
+    assert "pass" in table([verdict]) and "FAIL" in table([judge(other, rounded, scores(0.1))])
