@@ -12,7 +12,9 @@ from typing import Any
 
 from sm86.errors import CouldNotRun
 from sm86.trace.as_json import SCHEMA, VERSION
+from sm86.trace.kernels import short_name
 
+WHOLE = ("sum", "busy", "span")
 MOVED, SAME, UNKNOWN = "moved", "within the spread", "spread not seen"
 # A median of n values with this interquartile range scatters by about IQR / 1.349 * 1.253 / sqrt(n).
 _MEDIAN_ERROR = 1.253 / 1.349
@@ -63,6 +65,11 @@ class Row:
     a: float
     b: float
     judgement: str
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is a bucket, so that its calls are a number."""
+        return self.key not in WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +127,20 @@ def side_of(values: Any, where: str, unit: str | None = None) -> Side:
             buckets={
                 key: (bucket["calls_per_unit"], _values(bucket["spread_us"])) for key, bucket in view["buckets"].items()
             },
-            names={
-                (key, name["name"]): name["per_unit_us"]
-                for key, bucket in view["buckets"].items()
-                for name in bucket["names"]
-            },
+            names=_names(view["buckets"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CouldNotRun(f"{where} is damaged: {error!r}", "analyse the trace again") from None
+
+
+def _names(buckets: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    """us per unit by (bucket, short name): template arguments change with every build of a kernel."""
+    names: dict[tuple[str, str], float] = {}
+    for key, bucket in buckets.items():
+        for name in bucket["names"]:
+            short = (key, short_name(name["name"]))
+            names[short] = names.get(short, 0.0) + name["per_unit_us"]
+    return names
 
 
 def _values(spread: Mapping[str, float]) -> Values:
@@ -141,9 +154,7 @@ def diff(a: Side, b: Side) -> Diff:
             f"{a.name} is counted by {a.unit}, {b.name} by {b.unit}: they do not compare",
             "record both with vLLM's step annotations, or both without",
         )
-    rows = [
-        _row(name, (0, getattr(a, name)), (0, getattr(b, name)), a.units, b.units) for name in ("sum", "busy", "span")
-    ]
+    rows = [_row(name, (0, getattr(a, name)), (0, getattr(b, name)), a.units, b.units) for name in WHOLE]
     nothing = (0.0, Values(0, 0, 0, 0))
     keys = list(a.buckets) + [key for key in b.buckets if key not in a.buckets]
     rows += [_row(k, a.buckets.get(k, nothing), b.buckets.get(k, nothing), a.units, b.units) for k in keys]

@@ -77,5 +77,7 @@ def _in_folder(folder: Path) -> tuple[list[Path], list[str]]:
     if workers and others:
         # what vLLM names by rank is the capture; other JSON files beside it are not
         others = []
+    named = [path for path in others if ".trace." in path.name]
+    others = named or others
     notes = [f"{who}: {len(every)} captures, the newest is read" for who, every in workers.items() if len(every) > 1]
     return [max(every)[1] for every in workers.values()] + others, notes

@@ -220,28 +220,33 @@ def print_comparison(out: Console, comparison: Comparison) -> None:
     table.add_column("rank", justify="right")
     buckets = list(comparison.work)
     for bucket in buckets:
-        for title in ("ms", "work", "waiting"):
-            table.add_column(f"{bucket.title} {title}", justify="right")
+        table.add_column(f"{bucket.title} ms", justify="right")
+        table.add_column("waiting ms", justify="right")
     table.add_column("span ms", justify="right")
     for row in comparison.rows:
-        cells = [
-            text
-            for bucket in buckets
-            for text in (ms(row.own[bucket]), ms(comparison.work[bucket]), ms(row.waiting[bucket]))
-        ]
+        cells = [text for bucket in buckets for text in (ms(row.own[bucket]), ms(row.waiting[bucket]))]
         table.add_row(str(row.rank), *cells, ms(row.span))
+    table.add_section()
+    table.add_row("work", *[text for bucket in buckets for text in (ms(comparison.work[bucket]), "")], "")
     out.print(table)
-    slow = comparison.slowest
-    waits = [sum(row.waiting.values()) for row in comparison.rows if row is not slow]
-    out.print(
-        f"  work is the least duration of each call over the ranks. Rank {slow.rank} waits least "
-        f"({ms(sum(slow.waiting.values()))} ms/{comparison.unit}, the others "
-        f"{ms(min(waits, default=0))}-{ms(max(waits, default=0))}): the others wait for it",
-        soft_wrap=True,
-    )
+    out.print(f"  {_who_is_slow(comparison)}", soft_wrap=True)
     if comparison.ranks_missing:
         missing = ", ".join(map(str, comparison.ranks_missing))
-        out.print(f"  not given: rank {missing}; with them work can only be less", soft_wrap=True)
+        word = "rank" if len(comparison.ranks_missing) == 1 else "ranks"
+        out.print(f"  not given: {word} {missing}; with them work can only be less", soft_wrap=True)
+
+
+def _who_is_slow(comparison: Comparison) -> str:
+    slow = comparison.slowest
+    waits = sorted(sum(row.waiting.values()) for row in comparison.rows if row is not slow)
+    own = sum(slow.waiting.values())
+    words = "work is the least duration of each call over the ranks. "
+    others = f"{ms(waits[0])}-{ms(waits[-1])} ms"
+    if 2 * own < waits[len(waits) // 2]:
+        return words + (
+            f"Rank {slow.rank} is slow: it waits {ms(own)} ms per {comparison.unit}, the others wait for it ({others})"
+        )
+    return words + f"No rank is slow alone: the least waits {ms(own)} ms per {comparison.unit}, the others {others}"
 
 
 def print_diff(out: Console, diff: Diff) -> None:
@@ -266,8 +271,8 @@ def print_diff(out: Console, diff: Diff) -> None:
     for row in diff.rows:
         table.add_row(
             title_of(row.key),
-            f"{row.calls_a:g}",
-            f"{row.calls_b:g}",
+            f"{row.calls_a:g}" if row.counted else "",
+            f"{row.calls_b:g}" if row.counted else "",
             f"{row.a / 1000:.3f}",
             f"{row.b / 1000:.3f}",
             f"{(row.b - row.a) / 1000:+.3f}",
@@ -277,8 +282,7 @@ def print_diff(out: Console, diff: Diff) -> None:
     out.print(table)
     for name, bucket, a, b in diff.names:
         out.print(
-            f"  {(b - a) / 1000:+.3f} ms  {title_of(bucket)}: {short_name(name, 60)}"
-            f" ({a / 1000:.3f} -> {b / 1000:.3f})",
+            f"  {(b - a) / 1000:+.3f} ms  {title_of(bucket)}: {name} ({a / 1000:.3f} -> {b / 1000:.3f})",
             soft_wrap=True,
         )
 

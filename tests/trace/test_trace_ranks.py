@@ -131,3 +131,31 @@ def test_one_rank_alone_needs_no_other(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
     write(path, Recipe(steps=3, layers=LAYERS))
     assert analyse(path).main is not None
+
+
+@pytest.mark.parametrize("late", [0, 40_000])
+def test_a_slow_rank_is_named_only_when_there_is_one(tmp_path: Path, late: int) -> None:
+    import io
+
+    from rich.console import Console
+
+    from sm86.trace.table import print_comparison
+    from sm86.trace.testing import generator
+
+    paths = names(tmp_path, 4)
+    original = generator._simulate
+    with pytest.MonkeyPatch.context() as patch:
+
+        def one_is_late(nodes, begins, rng):
+            """Rank 2 comes `late` ns after the others to every step; all wait for it at the first collective."""
+            return original(nodes, [begin + late * (rank == 2) for rank, begin in enumerate(begins)], rng)
+
+        patch.setattr(generator, "_simulate", one_is_late)
+        write_ranks(paths, Recipe(steps=6, layers=LAYERS, world=4))
+    found = compare([analyse(path) for path in paths])
+    out = io.StringIO()
+    print_comparison(Console(file=out, width=132, markup=False, highlight=False), found)
+    if late:
+        assert found.slowest.rank == 2 and "Rank 2 is slow" in out.getvalue()
+    else:
+        assert "No rank is slow alone" in out.getvalue()
