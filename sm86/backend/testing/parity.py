@@ -82,7 +82,8 @@ def table(verdicts: list[Verdict]) -> str:
         prompt = "-" if v.prompt_mean is None else f"{v.prompt_mean:.3f}"
         lines.append(
             f"| {v.name} | {v.tokens} | {prompt} / {v.prompt_floor:.3f} | {v.mean:.3f} / {v.floor:.3f} "
-            f"| {v.agree}/{v.total} (largest lead {v.worst_lead:.2f} / {v.floor_lead:.2f}) | {'pass' if v.passed else 'FAIL'} |"
+            f"| {v.agree}/{v.total} (largest lead {v.worst_lead:.2f} / {v.floor_lead:.2f}) "
+            f"| {'pass' if v.passed else 'FAIL'} |"
         )
     return "\n".join(lines)
 
