@@ -74,6 +74,9 @@ _OOM = (
 )
 
 
+OOM_LINE = _lines(_TP3, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+
 def _trace(*frames: str) -> tuple[str, ...]:
     files = "/opt/venv/lib/python3.12/site-packages/vllm/v1/worker/gpu_worker.py"
     return ("Traceback (most recent call last):", *(f'  File "{files}", line 746, in {frame}' for frame in frames))

@@ -176,9 +176,19 @@ def test_a_restart_loop_names_the_cause_that_is_in_the_log():
 
 
 def test_an_oom_without_a_traceback_is_placed_by_the_phase():
-    said = "(Worker_TP3 pid=204) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB.\n"
-    found = [judge(begun + said).kind for begun in (x.LOADING, x.PROFILING, x.CAPTURING, x.CAPTURED)]
+    found = [judge(begun + x.OOM_LINE).kind for begun in (x.LOADING, x.PROFILING, x.CAPTURING, x.CAPTURED)]
     assert found == ["weights OOM", "profile OOM", "capture OOM", "serving OOM"]
+
+
+def test_a_traceback_that_is_over_does_not_place_what_comes_later():
+    handled = "(Worker_TP3 pid=204) " + "\n(Worker_TP3 pid=204) ".join(x._trace("load_model")) + "\n"
+    later = "(Worker_TP3 pid=204) Traceback (most recent call last):\n" + x.OOM_LINE
+    assert judge(x.CAPTURING + handled + later).kind == "capture OOM"
+
+
+def test_an_oom_is_placed_by_the_phase_of_its_line_even_when_other_ranks_went_on():
+    rest = x.CAPTURED.removeprefix(x.LOADING)
+    assert judge(x.LOADING + x.OOM_LINE + rest).kind == "weights OOM"
 
 
 def test_an_estimate_of_nothing_does_not_hide_an_oom_in_the_capture():

@@ -12,7 +12,7 @@ import pytest
 
 from sm86.errors import CouldNotRun
 from sm86.host import local, processes
-from sm86.host.engine import EXITED, MISSING, RUNNING
+from sm86.host.engine import EXITED, MISSING, RUNNING, EngineState
 from sm86.host.local import Launch, LocalEngine
 from sm86.host.ports import PortTaken, holder_of, require_free_port
 from sm86.spec import load_envelope
@@ -202,6 +202,22 @@ def test_following_gives_what_was_written_last(make):
     engine = make(["sleep", 0.3], ["print", "last words"], ["exit", 3])
     engine.start()
     assert text_of(engine, follow=True) == "last words\n"
+
+
+def test_what_is_written_between_two_looks_is_not_missed(tmp_path, monkeypatch):
+    engine = LocalEngine(ENVELOPE, 1, None, run_dir=tmp_path)
+    engine.folder.mkdir()
+    engine.log_path.write_bytes(b"")
+    answers = [EngineState(RUNNING)]
+
+    def state():
+        if answers:
+            return answers.pop()
+        engine.log_path.write_bytes(b"written just before the end\n")
+        return EngineState(EXITED, 1)
+
+    monkeypatch.setattr(engine, "state", state)
+    assert text_of(engine, follow=True) == "written just before the end\n"
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "/etc/hostname"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sm86.boot import deadline, phases
-from sm86.boot.state import EXITED, RUNNING
+from sm86.boot.state import EXITED, RUNNING, EngineState
 from sm86.host.local import Launch, LocalEngine
 from sm86.host.watch import boot_and_wait
 from sm86.spec import Boot, load_envelope
@@ -135,8 +135,8 @@ def test_a_silent_hang_is_noticed_long_before_the_limit(make, monkeypatch):
 def test_waiting_for_other_ranks_is_silence(make, monkeypatch):
     monkeypatch.setitem(deadline.SILENCE_S, phases.LOAD, 1.5)
     waits = "INFO 11-30 17:14:00 [shm_broadcast.py:698] No available shared memory broadcast block found in 60 seconds."
-    steps = [step for _ in range(40) for step in (["print", waits], ["sleep", 0.2])]
-    engine, envelope = make(["print", BEGUN], *steps, ["hang"])
+    steps = [step for _ in range(100) for step in (["print", waits], ["sleep", 0.2])]
+    engine, envelope = make(["print", BEGUN], *steps, limit_s=8)
     assert boot_and_wait(engine, envelope).failure.kind == "silent hang"
 
 
@@ -190,3 +190,33 @@ def test_an_interrupt_passes_through_and_the_server_goes_on(make):
     with pytest.raises(KeyboardInterrupt):
         boot_and_wait(engine, envelope, interrupt)
     assert engine.state().kind == RUNNING
+
+
+class DeadEngine:
+    """Died before anyone looked; its log still comes."""
+
+    kind, base_url = "local", "http://127.0.0.1:9"
+
+    def __init__(self):
+        self.halted = False
+
+    def start(self): ...
+
+    def state(self):
+        return EngineState(EXITED, 1)
+
+    def halt(self):
+        self.halted = True
+
+    def log_chunks(self, follow, tail=None, this_run=False):
+        time.sleep(0.4)
+        yield f"{BEGUN}\n".encode()
+        time.sleep(0.4)
+        yield b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB."
+
+
+def test_the_rest_of_the_log_is_waited_for_after_a_death():
+    engine = DeadEngine()
+    result = boot_and_wait(engine, ENVELOPE)
+    assert result.failure.kind == "weights OOM"
+    assert engine.halted
