@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> int:
         async_scheduling=False,
     )
     models: list[Any] = []
-    llm.apply_model(lambda model: models.append(model) or 0)
+    llm.apply_model(models.append)
     layers = [module for module in models[0].modules() if type(module).__name__ == "Sm86Attention"]
     _mark(type(layers[0]))
     engine = llm.llm_engine
