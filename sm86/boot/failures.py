@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sm86.boot.kinds import ENGINE_ERROR, KINDS, MEND, RANK_WAITS, STAGE_OF_FRAME, STOPPED, Case, Kind, is_consequence
+from sm86.boot.kinds import KINDS, Case, Kind
+from sm86.boot.kinds.case import ENGINE_ERROR, MEND, RANK_WAITS, REFUSED, STAGE_OF_FRAME, STOPPED, is_consequence
 from sm86.boot.scan import Line, Scanner
 
 SHOWN_LINES = 6
@@ -45,7 +46,7 @@ def classify(case: Case) -> Failure:
     """The first kind of the table that the case fits; "unknown" with the last lines where none does."""
     for kind in KINDS:
         lines = _shown(case, kind)
-        if kind.words and not lines and not _needs_no_line(case, kind):
+        if kind.words and not lines:
             continue
         if kind.sees(case, lines):
             return _failure(case, kind, lines)
@@ -55,11 +56,6 @@ def classify(case: Case) -> Failure:
         f"see its last lines: invoke logs --envelope {case.envelope.name} --tail 100",
         _as_shown(case.scanner.tail(SHOWN_LINES)),
     )
-
-
-def _needs_no_line(case: Case, kind: Kind) -> bool:
-    # the engine's own word is enough for this one: the kernel leaves no line in the server's log
-    return kind.name == "host OOM" and case.state.oom_killed
 
 
 def _shown(case: Case, kind: Kind) -> tuple[Line, ...]:
@@ -76,7 +72,7 @@ def _shown(case: Case, kind: Kind) -> tuple[Line, ...]:
 
 def _failure(case: Case, kind: Kind, lines: tuple[Line, ...]) -> Failure:
     found, mend = _cut(lines[0].text if lines else ""), None
-    if kind.name == "refused by the launcher":
+    if kind.name == REFUSED:
         # the launcher's own two lines are better than any of ours; the last refusal is the one that ended it
         mends = case.scanner.matches(MEND)
         found, mend = lines[-1].text.removeprefix("sm86: "), mends[-1].text.removeprefix("mend: ")
