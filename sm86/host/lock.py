@@ -16,7 +16,7 @@ from pathlib import Path
 from sm86.errors import CouldNotRun, Sm86Error
 from sm86.files import write_atomic
 from sm86.host.process import run
-from sm86.image.locks import LOCKS_DIR, Lock, lock_text, resolved_locks, resolver_argv, torch_cpu_lock
+from sm86.image.locks import LOCKS_DIR, Lock, lock_text, locked_versions, resolved_locks, resolver_argv, torch_cpu_lock
 from sm86.spec.load import load_pins
 
 RESOLVE_S = 900
@@ -37,7 +37,12 @@ def write_locks(root: Path, names: tuple[str, ...] = ()) -> tuple[Path, ...]:
         if name not in known:
             raise CouldNotRun(f"there is no lock {name!r}", f"the locks are: {', '.join(known)}")
     wanted = names or known
-    texts = {lock.file: _resolve(uv, lock) for lock in locks if lock.name in wanted}
+    texts: dict[str, str] = {}
+    for lock in locks:
+        if lock.name in wanted:
+            followed = f"{lock.follows}.txt" if lock.follows else ""
+            text = texts.get(followed) or _read(root / LOCKS_DIR / followed)
+            texts[lock.file] = _resolve(uv, lock, tuple(f"{n}=={v}" for n, v in locked_versions(text).items()))
     if "cpu-torch" in wanted:
         texts["cpu-torch.txt"] = torch_cpu_lock(pins)
     paths = tuple(root / LOCKS_DIR / file for file in texts)
@@ -46,13 +51,17 @@ def write_locks(root: Path, names: tuple[str, ...] = ()) -> tuple[Path, ...]:
     return paths
 
 
-def _resolve(uv: str, lock: Lock) -> str:
+def _read(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
+
+
+def _resolve(uv: str, lock: Lock, followed: tuple[str, ...]) -> str:
     with tempfile.TemporaryDirectory(prefix="sm86-lock-") as place:
         folder = Path(place)
         source, out = folder / "requirements.in", folder / "pylock.toml"
         source.write_text("\n".join(lock.requirements) + "\n")
         (folder / "excludes").write_text("\n".join(lock.excluded or ()) + "\n")
-        (folder / "constraints").write_text("\n".join(lock.constraints) + "\n")
+        (folder / "constraints").write_text("\n".join((*lock.constraints, *followed)) + "\n")
         argv = resolver_argv(lock, uv, str(source), str(folder / "excludes"), str(folder / "constraints"), str(out))
         print(f"{lock.file} ...", file=sys.stderr)
         result = run(argv, timeout=RESOLVE_S)

@@ -54,7 +54,7 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "certificate",
-        r"CERTIFICATE_VERIFY_FAILED|x509: |certificate verify failed|self.signed certificate",
+        r"CERTIFICATE_VERIFY_FAILED|CertVerificationError|x509: |certificate verify failed|self.signed certificate",
         "a server's certificate is not trusted inside the build",
         "set SM86_CA_BUNDLE to the file with your network's CA certificates, then build again",
     ),

