@@ -29,6 +29,7 @@ OnPhase = Callable[[tuple[Phase, ...], float], None]
 
 TICK_S = 0.1
 ASK_EVERY_S = 0.5
+CATCH_UP_S = 2.0
 BURST_S = 2.0
 """A log that was written before is read within this time."""
 
@@ -93,9 +94,16 @@ class _Watch:
         self._health: int | None = None
         self._told = -1.0
         self._log_open = False
+        self._over = threading.Event()
         self._oom_kills = processes.oom_kills()
 
     def run(self, attach: bool) -> BootResult:
+        try:
+            return self._run(attach)
+        finally:
+            self._over.set()
+
+    def _run(self, attach: bool) -> BootResult:
         self._show()
         restarts = 0
         if attach:
@@ -120,6 +128,7 @@ class _Watch:
                 return self._failed(state, base_url, None, attach)
             self._health = health(base_url)
             if self._health == 200:
+                self._catch_up()
                 self._phases.passed(self._clock())
                 self._show()
                 return self._result(state, base_url, attach)
@@ -132,15 +141,25 @@ class _Watch:
                 self._follow(tail=0, this_run=attach)
 
     def _follow(self, this_run: bool, tail: int | None = None) -> None:
-        chunks, engine = self._chunks, self._engine
+        chunks, engine, over = self._chunks, self._engine, self._over
+
+        def put(item: bytes | Exception | None) -> bool:
+            while not over.is_set():
+                try:
+                    chunks.put(item, timeout=ASK_EVERY_S)
+                    return True
+                except queue.Full:
+                    continue
+            return False
 
         def pump() -> None:
             try:
                 for chunk in engine.log_chunks(follow=True, tail=tail, this_run=this_run):
-                    chunks.put(chunk)
-                chunks.put(None)
+                    if not put(chunk):
+                        return
+                put(None)
             except Exception as error:
-                chunks.put(error)
+                put(error)
 
         self._log_open = True
         # a daemon: a stream that blocks for ever must not keep the command from ending
@@ -159,6 +178,15 @@ class _Watch:
             self._log_open = False
         else:
             self._read(chunk)
+
+    def _catch_up(self) -> None:
+        """Read what the server said before it answered: the answer may come faster than its log."""
+        deadline = time.monotonic() + CATCH_UP_S
+        while self._log_open and time.monotonic() < deadline:
+            before = self._chunks.qsize()
+            self._take_chunk()
+            if before == 0 and self._chunks.empty():
+                return
 
     def _read(self, chunk: bytes) -> None:
         now = self._clock()

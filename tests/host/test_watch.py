@@ -192,6 +192,17 @@ def test_an_interrupt_passes_through_and_the_server_goes_on(make):
     assert engine.state().kind == RUNNING
 
 
+def test_the_log_is_not_read_on_after_the_boot(make):
+    engine, envelope = make(["health", 200], ["hang"])
+    boot_and_wait(engine, envelope)
+    deadline_s = time.monotonic() + 10
+    while any(thread.name == "log" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline_s, "the reader goes on"
+        with engine.log_path.open("a") as log:
+            log.write("and another\n")
+        time.sleep(0.05)
+
+
 class DeadEngine:
     """Died before anyone looked; its log still comes."""
 
