@@ -61,7 +61,7 @@ def link(places: tuple[Path, ...], root: Path, lock: str) -> LocalWheels:
         for name in wheels.wanted(sorted(os.listdir(place)) if place.is_dir() else (), lock):
             if name in used:
                 continue
-            if _digest(place / name) not in accepted:
+            if digest(place / name) not in accepted:
                 refused.append(name)
                 continue
             if place != target:
@@ -87,7 +87,8 @@ def _put(source: Path, target: Path) -> None:
         ) from None
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """SHA-256 of the file, "" where it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -25,8 +25,8 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         "space",
         r"no space left on device|Errno 28|disk quota exceeded",
-        "the disk of the Docker engine is full",
-        "free some space (docker system df, docker builder prune), then build again: finished steps are kept",
+        "the disk is full",
+        "free some space (docker system df, docker builder prune), then try again: finished steps are kept",
     ),
     (
         "no-daemon",
@@ -55,8 +55,8 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         "certificate",
         r"CERTIFICATE_VERIFY_FAILED|CertVerificationError|x509: |certificate verify failed|self.signed certificate",
-        "a server's certificate is not trusted inside the build",
-        "set SM86_CA_BUNDLE to the file with your network's CA certificates, then build again",
+        "the certificate of a package server is not trusted",
+        "set SM86_CA_BUNDLE (for pip itself: PIP_CERT) to the file with your network's CA certificates, then try again",
     ),
     (
         "base",
@@ -82,8 +82,8 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
         r"temporary failure (in name resolution|resolving)|failed to establish a new connection|could not resolve"
         r"|network is unreachable|ReadTimeoutError|ConnectTimeoutError|no such host|i/o timeout|TLS handshake timeout"
         r"|connection (refused|reset)|Max retries exceeded|Failed to fetch|No matching distribution found",
-        "a package could not be fetched inside the build",
-        "see whether this machine reaches the package index and Debian's mirrors (proxy, VPN), then build again",
+        "a package could not be fetched",
+        "see whether this machine reaches the package index and Debian's mirrors (proxy, VPN), then try again",
     ),
     (
         "memory",
