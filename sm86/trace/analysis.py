@@ -148,6 +148,8 @@ class FileResult:
     steps: View | None
     graphs: View | None
     outside: tuple[tuple[str, Bucket, int, int], ...]
+    readings: int = 1
+    late_launches: int = 0
 
     @property
     def main(self) -> View | None:
@@ -180,19 +182,16 @@ def analyse(
     window: int = WINDOW,
     standard_json: bool = False,
 ) -> FileResult:
-    """Read `path` once, from start to end, and attribute its GPU time.
+    """Read `path` from start to end and attribute its GPU time; a second time if launches came too late.
 
     progress: called with the bytes read so far; window: see Collector; standard_json: do without
     msgspec. Raises CouldNotRun when it is no trace, or no trace of PyTorch with GPU events.
     """
-    trace = Trace(path, BlockDecoder(standard=standard_json))
-    collector = Collector(window)
-    categories: set[str | None] = set()
-    for events in read(trace, progress):
-        collector.feed(events)
-        if not collector.counts.gpu_events and len(categories) < 64:
-            categories.update(event.cat for event in events)
-    collector.finish()
+    trace, collector, categories = _reading(path, progress, standard_json, Collector(window))
+    readings = 1
+    if collector.late and path.is_file():
+        trace, collector, categories = _reading(path, progress, standard_json, Collector(window, collector))
+        readings = 2
     _refuse_without_gpu(trace, collector, categories)
     names = collector.names.list
     device = collector.first_device
@@ -213,7 +212,22 @@ def analyse(
             (names[number], _by_name(collector, number), calls, time)
             for number, (calls, time) in sorted(collector.outside.items(), key=lambda item: -item[1][1])
         ),
+        readings=readings,
+        late_launches=collector.late.count(),
     )
+
+
+def _reading(
+    path: Path, progress: Callable[[int], None] | None, standard_json: bool, collector: Collector
+) -> tuple[Trace, Collector, set[str | None]]:
+    trace = Trace(path, BlockDecoder(standard=standard_json))
+    categories: set[str | None] = set()
+    for events in read(trace, progress):
+        collector.feed(events)
+        if not collector.counts.gpu_events and len(categories) < 64:
+            categories.update(event.cat for event in events)
+    collector.finish()
+    return trace, collector, categories
 
 
 def _by_name(collector: Collector, number: int) -> Bucket:

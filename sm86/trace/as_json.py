@@ -43,7 +43,12 @@ def file_json(result: FileResult) -> dict[str, Any]:
             "late_events": counts.late_events,
             "annotations_not_listed": counts.annotations_not_listed,
         },
-        "reading": {"repaired": result.repaired, "dropped": result.dropped, "truncated": result.truncated},
+        "reading": {
+            "repaired": result.repaired,
+            "dropped": result.dropped,
+            "truncated": result.truncated,
+            "readings": result.readings,
+        },
         "steps": view_json(result.steps) if result.steps else None,
         "graphs": view_json(result.graphs) if result.graphs else None,
         "outside": [

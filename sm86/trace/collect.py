@@ -1,9 +1,11 @@
 """From the stream of events to units: launches, annotations and GPU events joined by correlation id. Pure.
 
-GPU events wait in columns until their unit is surely whole. With more than WINDOW of them, units whose
-last event lies far enough back are added up and forgotten, so memory is bounded by WINDOW and by what
-is kept per unit (about 1 KB), not by the file. Events of a unit that come later than that are counted
-as late and left out. GPU events are joined to launches by correlation id,
+GPU events wait in columns. Kineto writes CUPTI's buffers in the order of their addresses, so a launch
+can stand far from its kernels, and one graph's kernels in two places. When WINDOW events wait, units
+that look whole (launch known, as many events as others have) and lie far enough back are added up and
+forgotten; the rest waits on. Memory is bounded by WINDOW and by what is kept per unit (about 1 KB), not by
+the file: when too much waits, the oldest are given up on, and what comes for them later is counted as
+late, or asks for a second reading (`late`). GPU events are joined to launches by correlation id,
 never by time; a launch belongs to the step whose annotation on its own thread was open when it was made.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
@@ -19,10 +22,12 @@ from sm86.trace.events import Event
 from sm86.trace.kernels import Kind, kind_of
 from sm86.trace.units import Tally, Unit, unit_of
 
-WINDOW = 1 << 18
+WINDOW = 1 << 19
 LAUNCH_LIMIT = 1 << 19
 TIME_LIMIT = 1 << 62
 NAME_LIMIT = 1 << 17
+# So often must a number of events come up before units of that size count as whole.
+USUAL = 3
 ANNOTATION_LIMIT = 10_000
 
 GPU_CATEGORIES = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"))
@@ -74,7 +79,25 @@ class Counts:
     cut_launches: int = 0
     late_events: int = 0
     outside_events: int = 0
-    launches_forgotten: int = 0
+
+
+Launches = dict[int, tuple[int, str]]
+
+
+@dataclass(slots=True)
+class _Late:
+    """What came after its kernels had been given up on: only a second reading can join it."""
+
+    graphs: Launches = field(default_factory=dict)
+    others: Launches = field(default_factory=dict)
+    unnamed: Launches = field(default_factory=dict)
+    steps: int = 0
+
+    def count(self) -> int:
+        return len(self.graphs) + len(self.others) + len(self.unnamed) + self.steps
+
+    def __bool__(self) -> bool:
+        return self.count() > 0
 
 
 class _Names(dict[str, int]):
@@ -114,8 +137,11 @@ class _Streams(dict[object, int]):
 class Collector:
     """Takes a file's events in any order and hands its units to `graphs` and `steps`."""
 
-    def __init__(self, window: int = WINDOW) -> None:
-        """window: how many GPU events may wait in memory before whole units are added up."""
+    def __init__(self, window: int = WINDOW, before: Collector | None = None) -> None:
+        """window: how many GPU events may wait in memory before whole units are added up.
+
+        before: the collector of a first reading of the same file, for the steps and launches that it met.
+        """
         self.window = window
         self.counts = Counts()
         self.names = _Names()
@@ -127,14 +153,29 @@ class Collector:
         self.steps_seen = 0
         self._steps: list[Step] = []
         self._sorted_steps = 0
-        self._launches: dict[int, tuple[int, str]] = {}
-        self._unnamed: dict[int, tuple[int, str]] = {}
-        self._other_launches: dict[int, tuple[int, str]] = {}
+        self._launches: Launches = {}
+        self._unnamed: Launches = {}
+        self._other_launches: Launches = {}
         self._folded: dict[Hashable, None] = {}
         self._steps_done: dict[Hashable, None] = {}
         self._threads: dict[object, str] = {}
-        self._graph_ids: dict[int, int | str] = {}
         self._text_ids: dict[str, int] = {}
+        self._given_up: dict[Hashable, None] = {}
+        self._whole_sizes: Counter[tuple[str, int]] = Counter()
+        self._latest_alone = -1
+        self.late = _Late()
+        self._before = before.late if before else _Late()
+        self._first_reading = before is None
+        if before is not None:
+            self._steps, self._sorted_steps, self.steps_seen = before._steps, -1, before.steps_seen
+            self.counts.annotations = before.counts.annotations
+            self.counts.annotations_not_listed = before.counts.annotations_not_listed
+            self._text_ids = before._text_ids
+            self._launches = dict(before.late.graphs)
+            self._other_launches = dict(before.late.others)
+            self._unnamed = dict(before.late.unnamed)
+            self.counts.launches = len(self._launches)
+        self._graph_ids: dict[int, int | str] = {}
         self._name = array("i")
         self._stream = array("H")
         self._start = array("q")
@@ -214,22 +255,17 @@ class Collector:
         if name in GRAPH_LAUNCHES:
             if correlation in self._launches or correlation in self._folded:
                 return  # the runtime's and the driver's record of one call
-            self._launches[correlation] = made
             self.counts.launches += 1
-            if len(self._launches) > LAUNCH_LIMIT:
-                del self._launches[next(iter(self._launches))]
-                self.counts.cut_launches += 1
+            _put(self.late.graphs if correlation in self._given_up else self._launches, correlation, made)
         elif name in UNNAMED:
-            self._unnamed[correlation] = made
-            if len(self._unnamed) > LAUNCH_LIMIT:
-                del self._unnamed[next(iter(self._unnamed))]
-        elif _LAUNCHING.search(name):
-            self._other_launches[correlation] = made
-            if len(self._other_launches) > LAUNCH_LIMIT:
-                del self._other_launches[next(iter(self._other_launches))]
-                self.counts.launches_forgotten += 1
+            if correlation not in self._before.unnamed:
+                _put(self.late.unnamed if correlation in self._given_up else self._unnamed, correlation, made)
+        elif _LAUNCHING.search(name) and correlation not in self._before.others:
+            _put(self.late.others if correlation in self._given_up else self._other_launches, correlation, made)
 
     def _annotation(self, event: Event, name: str, context: int, generation: int) -> None:
+        if not self._first_reading:
+            return  # all of them are known
         listed = self.counts.annotations
         if name in listed or len(listed) < ANNOTATION_LIMIT:
             listed[name] = listed.get(name, 0) + 1
@@ -237,6 +273,7 @@ class Collector:
             self.counts.annotations_not_listed += 1
         start = _ns(event.ts)
         end = start + max(0, _ns(event.dur))
+        self.late.steps += start <= self._latest_alone
         self._steps.append(Step(start, end, str(event.tid), context, generation))
         self.steps_seen += 1
 
@@ -257,36 +294,80 @@ class Collector:
         if self._sorted_steps != len(self._steps):
             self._steps.sort(key=lambda step: step.start)
             self._sorted_steps = len(self._steps)
-        size = len(self._correlation)
-        border = size if keep is None else size - keep
         groups = _runs(self._correlation)
         steps: dict[int, list[tuple[int, int]]] = {}
         step_of: dict[int, int] = {}
         for correlation, ranges in groups.items():
-            launch = self._launches.get(correlation) or self._other_launches.get(correlation)
-            step = self._step_of(launch or self._unnamed.get(correlation))
+            step = self._step_of(self._launch_of(correlation))
             if step is not None:
                 step_of[correlation] = step
                 steps.setdefault(step, []).extend(ranges)
-        waiting = {step for step, ranges in steps.items() if max(high for _, high in ranges) > border}
+        waiting: set[int] = set()
+        waiting_steps: set[int] = set()
+        if keep is not None:
+            waiting, waiting_steps = self._waiting(groups, steps, step_of, len(self._correlation) - keep)
+            waiting |= {correlation for correlation, step in step_of.items() if step in waiting_steps}
+        for step, ranges in sorted(steps.items()):
+            if step not in waiting_steps:
+                self._step(step, sorted(ranges))
         kept: list[tuple[int, int]] = []
-        done: list[tuple[int, list[tuple[int, int]]]] = []
         for correlation, ranges in groups.items():
-            step = step_of.get(correlation)
-            if step in waiting or (step is None and ranges[-1][1] > border):
+            if correlation in waiting:
                 kept.extend(ranges)
             else:
-                done.append((correlation, ranges))
-        if keep is not None and sum(high - low for low, high in kept) > self.window * 3 // 4:
-            # the newest units alone fill the window: they are no steps and no graphs of any server
-            done, kept = list(groups.items()), []
-            waiting.clear()
-        for step, ranges in sorted(steps.items()):
-            if step not in waiting:
-                self._step(step, sorted(ranges))
-        for correlation, ranges in done:
-            self._group(correlation, ranges, correlation in step_of)
+                self._group(correlation, ranges, correlation in step_of)
         self._keep(sorted(kept))
+
+    def _launch_of(self, correlation: int) -> tuple[int, str] | None:
+        return (
+            self._launches.get(correlation) or self._other_launches.get(correlation) or self._unnamed.get(correlation)
+        )
+
+    def _waiting(
+        self,
+        groups: dict[int, list[tuple[int, int]]],
+        steps: dict[int, list[tuple[int, int]]],
+        step_of: dict[int, int],
+        border: int,
+    ) -> tuple[set[int], set[int]]:
+        """The lone correlation ids, and the steps, that must wait on: recent, or not seen to be whole yet."""
+        sizes = Counter(self._whole_sizes)
+        alone = {
+            c: _size(ranges) for c, ranges in groups.items() if c not in step_of and len(ranges) + _size(ranges) > 2
+        }
+        of_step = {step: (self._steps[step].label, _size(ranges)) for step, ranges in steps.items()}
+        sizes.update(("", size) for size in alone.values())
+        sizes.update(of_step.values())
+        held: list[tuple[int, int, bool, int]] = []
+        for correlation, ranges in groups.items():
+            if correlation in step_of:
+                continue
+            size = alone.get(correlation, 1)
+            whole = self._launch_of(correlation) is not None and (size == 1 or sizes["", size] >= USUAL)
+            if ranges[-1][1] > border or not whole:
+                held.append((ranges[-1][1], size, False, correlation))
+        for step, ranges in steps.items():
+            last = max(high for _, high in ranges)
+            if last > border or sizes[of_step[step]] < USUAL:
+                held.append((last, of_step[step][1], True, step))
+        waits = sum(size for _, size, _, _ in held)
+        if waits > self.window * 3 // 4:
+            held.sort()
+            while held and waits > self.window // 2:
+                # it waited longest; whatever comes for it later is late
+                waits -= held[0][1]
+                _, _, is_step, key = held.pop(0)
+                if not is_step and self._launch_of(key) is None:
+                    _remember(self._given_up, key)
+        waiting = {key for _, _, is_step, key in held if not is_step}
+        for correlation in groups:
+            launch = self._launch_of(correlation)
+            if launch and correlation not in waiting and correlation not in step_of:
+                self._latest_alone = max(self._latest_alone, launch[0])
+        waiting_steps = {key for _, _, is_step, key in held if is_step}
+        self._whole_sizes.update(("", size) for c, size in alone.items() if c not in waiting)
+        self._whole_sizes.update(label for step, label in of_step.items() if step not in waiting_steps)
+        return waiting, waiting_steps
 
     def _group(self, correlation: int, ranges: list[tuple[int, int]], in_step: bool) -> None:
         """Count one correlation id's GPU events: a graph, an orphan graph, or kernels launched one by one."""
@@ -306,7 +387,7 @@ class Collector:
             counts.nodes_min = min(counts.nodes_min or nodes, nodes)
             counts.nodes_max = max(counts.nodes_max, nodes)
             for low, high in ranges:
-                counts.graph_ns += sum(self._duration[low:high])
+                counts.graph_ns += sum(duration for duration in self._duration[low:high] if duration > 0)
                 starts = self._start[low:high]
                 if min(starts) < launch[0]:
                     counts.gpu_before_launch += sum(start < launch[0] for start in starts)
@@ -320,7 +401,7 @@ class Collector:
         other = self._other_launches.pop(correlation, None)
         if other is None and nodes > 1 and correlation != -1:
             counts.orphan_groups.append(nodes)
-            counts.orphan_ns += sum(sum(self._duration[low:high]) for low, high in ranges)
+            counts.orphan_ns += sum(d for low, high in ranges for d in self._duration[low:high] if d > 0)
             return
         if in_step:
             return
@@ -397,6 +478,17 @@ def _runs(values: array[int]) -> dict[int, list[tuple[int, int]]]:
             runs[value] = [(low, high)]
         low = high
     return runs
+
+
+def _size(ranges: list[tuple[int, int]]) -> int:
+    return sum(high - low for low, high in ranges)
+
+
+def _put(launches: Launches, correlation: int, made: tuple[int, str]) -> None:
+    """Add a launch, and forget the oldest beyond LAUNCH_LIMIT."""
+    launches[correlation] = made
+    if len(launches) > LAUNCH_LIMIT:
+        del launches[next(iter(launches))]
 
 
 def _remember(seen: dict[Hashable, None], key: Hashable) -> None:

@@ -85,8 +85,12 @@ def _reading(result: FileResult) -> list[str]:
         lines.append(
             f"{counts.gpu_before_launch:,} GPU events start before their launch: clocks disagree; joined by id"
         )
-    if counts.launches_forgotten:
-        lines.append(f"{counts.launches_forgotten:,} launches came too long before their kernels: counted outside")
+    if result.readings > 1:
+        lines.append("launches stand far behind their kernels in this file: it was read twice")
+    elif result.late_launches:
+        lines.append(
+            f"{result.late_launches:,} launches or steps stand too far behind their kernels to be joined in one pass"
+        )
     return lines
 
 

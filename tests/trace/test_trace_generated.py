@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import threading
 from pathlib import Path
 
 import pytest
 
 from sm86.trace.analysis import FileResult, View, analyse
+from sm86.trace.collect import GPU_CATEGORIES
 from sm86.trace.kernels import Bucket
 from sm86.trace.testing.generator import EAGER, GRAPHS, PIECEWISE, Recipe, Truth, write
 from sm86.trace.testing.model import FLASH_LAYERS
@@ -91,6 +95,60 @@ def test_a_window_of_few_steps_gives_the_same_in_bounded_columns(tmp_path: Path,
     assert result.expected_counts() == truth.counts
     assert_exact(result.steps, truth, 0)
     assert result.counts.late_events == 0
+
+
+def reordered(path: Path, order: str, seed: int = 3) -> Path:
+    """The same events in another order of the file."""
+    value = json.loads(path.read_text())
+    events = value["traceEvents"]
+    if order == "kernels first":
+        events.sort(key=lambda event: event["cat"] not in GPU_CATEGORIES)
+    elif order == "kernels last":
+        events.sort(key=lambda event: event["cat"] in GPU_CATEGORIES)
+    elif order == "annotations last":
+        events.sort(key=lambda event: event["cat"] == "user_annotation")
+    else:
+        # as buffers lie in memory: stretches of the file in any order, graphs cut by their borders
+        stretches = [events[low : low + 900] for low in range(0, len(events), 900)]
+        random.Random(seed).shuffle(stretches)
+        events[:] = [event for stretch in stretches for event in stretch]
+    out = path.with_name("reordered.json")
+    out.write_text(json.dumps(value))
+    return out
+
+
+@pytest.mark.parametrize("mode", [GRAPHS, PIECEWISE, EAGER])
+@pytest.mark.parametrize("order", ["kernels first", "kernels last", "annotations last", "stretches"])
+@pytest.mark.parametrize("window", [3000, 1 << 19])
+def test_the_order_in_the_file_does_not_matter(tmp_path: Path, mode: str, order: str, window: int) -> None:
+    path = tmp_path / "rank0.json"
+    truth = write(path, Recipe(steps=60, layers=SMALL, mode=mode, partial=2, host_events=0))
+    result = analyse(reordered(path, order), window=window)
+    if order == "stretches" and window < 10_000:
+        # more disorder than the window holds: some units are given up on, but never averaged in part
+        assert result.steps is not None and 20 < result.steps.units <= 60
+        assert result.counts.late_events > 0 and result.steps.partial > 2
+        assert set(result.steps.collectives) <= {tuple(step["collectives"]) for step in truth.whole}
+        return
+    assert result.expected_counts() == truth.counts
+    assert_exact(result.steps, truth, 0)
+    assert result.late_launches == result.counts.late_events == 0
+    if window > 10_000:
+        assert result.readings == 1
+
+
+def test_what_comes_too_late_for_a_pipe_is_left_out_and_said(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    write(path, Recipe(steps=60, layers=SMALL, partial=0, host_events=0))
+    text = reordered(path, "kernels first").read_bytes()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(text))
+    writer.start()
+    result = analyse(pipe, window=3000)
+    writer.join()
+    assert result.readings == 1 and result.late_launches > 30
+    assert len(result.counts.orphan_groups) > 30
 
 
 def test_a_unit_larger_than_the_window_is_left_out_and_counted(tmp_path: Path) -> None:
