@@ -139,7 +139,7 @@ def bench(
     json=False,
 ):
     """Measure decode on a running envelope, beside the published number."""
-    from sm86.cli import bench as cli
+    from sm86.cli import served as cli
 
     _end(lambda: cli.bench(envelope, engine, url, api_key_file, repeats, decode_tokens, port, dry_run, json))
 

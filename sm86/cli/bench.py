@@ -61,8 +61,8 @@ def bench(
     if dry_run:
         _say_plan(steps, str(address), json)
         return EXIT_OK
-    with _progress() as progress:
-        result = run(envelope, steps, Client(address, key), conditions, verify_state, progress)
+    with progress() as shown:
+        result = run(envelope, steps, Client(address, key), conditions, verify_state, shown)
     record = to_record(result)
     path = save(record, Path(results_dir))
     if json:
@@ -150,7 +150,7 @@ def _say_plan(steps: BenchPlan, address: str, json: bool) -> None:
     print(json_module.dumps(values, indent=2))
 
 
-def _progress() -> Bars | Lines:
+def progress() -> Bars | Lines:
     return Bars() if sys.stderr.isatty() else Lines()
 
 
