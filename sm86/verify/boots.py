@@ -189,7 +189,7 @@ def _value(event: ev.Event) -> object:
         case ev.ManifestEntry():
             return event.section, event.key, manifest_format.format_value(event.value)[:200]
         case ev.DispatchLine():
-            return event.outcome, event.uniform
+            return event.outcome, event.uniform, event.said.get("cg_mode")
         case ev.GraphProgress():
             return event.family
         case ev.UnknownEnvironment() | ev.AttentionBackend() | ev.MoeBackend():

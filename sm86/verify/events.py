@@ -46,11 +46,13 @@ class ManifestEntry(Event):
 class DispatchLine(Event):
     """One graph dispatch as the plugin reports it on demand: hit, miss, skip or eager.
 
-    uniform: whether the batch was a uniform decode; None where the line does not say.
+    uniform: whether the batch was a uniform decode, None where the line does not say; said: all it says, by name
+    (cg_mode, num_tokens, capture_sizes, reason and so on).
     """
 
     outcome: str
     uniform: bool | None
+    said: Mapping[str, str]
 
 
 # --- configuration as the engine states it ---------------------------------------------------------------------

@@ -46,7 +46,8 @@ class Finding:
 class Report:
     """All findings for one log, in the envelope's order of rules.
 
-    boots: starts of the server seen in the log; the last one is judged. manifest: the launcher's claims by key.
+    boots: starts of the server seen in the log; the last one is judged. manifest: the launcher's claims by key;
+    plugin: what the backend plugin reported, by key.
     """
 
     envelope: str
@@ -55,6 +56,7 @@ class Report:
     boots: int
     lines: int
     manifest: dict[str, object]
+    plugin: dict[str, object]
     engine_version: str | None
 
     @property

@@ -26,7 +26,7 @@ def report_to_record(report: Report, envelope: Envelope, started: datetime, seco
 
     conditions = Conditions(
         engine=envelope.engine,
-        mark="" if envelope.uses_gpu else "CPU",
+        mark=_mark(report, envelope),
         image_id=claim("image_id"),
         lock_hash=claim("lock_hash"),
         model=claim("model"),
@@ -52,6 +52,13 @@ def report_to_record(report: Report, envelope: Envelope, started: datetime, seco
             "findings": [asdict(finding) for finding in report.findings],
         },
     )
+
+
+def _mark(report: Report, envelope: Envelope) -> str:
+    if not envelope.uses_gpu:
+        return "CPU"
+    # the plugin says so when it was made to run on GPUs that are no SM86
+    return "emulated" if report.plugin.get("forced") in (True, "true") else ""
 
 
 def _gpus(value: object) -> tuple[Mapping[str, Any], ...]:

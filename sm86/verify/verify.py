@@ -8,6 +8,7 @@ from sm86.spec import Envelope, load_pins
 from sm86.verify import sniff
 from sm86.verify.boots import Boots
 from sm86.verify.case import Case
+from sm86.verify.events import ManifestEntry
 from sm86.verify.findings import Report
 from sm86.verify.reader import LogReader
 from sm86.verify.rules import judge
@@ -61,5 +62,6 @@ def verify_log(
         boots=boots.count,
         lines=reader.lines,
         manifest={key: entry.value for key, entry in boots.boot.manifest.items()},
+        plugin={entry.key: entry.value for entry in boots.boot.all(ManifestEntry) if entry.section == "backend"},
         engine_version=engine.version if engine else None,
     )

@@ -1,9 +1,8 @@
 """Several starts in one log: the last one is judged alone, and the log is not that of one start."""
 
-from verify_logs import GOOD, claims, finding, good, line_of, not_passed, read, replaced, until, verified
+from verify_logs import GOOD, claims, finding, good, line_of, load_envelope, not_passed, read, replaced, until, verified
 
 from sm86.manifest import format_manifest
-from sm86.spec import load_envelope
 
 OOM = "(Worker_TP2 pid=4303) ERROR 12-01 17:05:55 [a.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried\n"
 

@@ -9,13 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from verify_logs import GOOD, good, read, replaced
+from verify_logs import GOOD, good, load_envelope, read, replaced
 
 from sm86.cli import verify as command
 from sm86.errors import CouldNotRun
 from sm86.record import load
 from sm86.record.schema import from_json
-from sm86.spec import load_envelope
 from sm86.verify.record import report_to_record
 from sm86.verify.verify import verify_log
 
@@ -173,6 +172,13 @@ def test_a_report_becomes_a_record_that_can_be_read_again():
     again = from_json(json.loads(json.dumps(record.to_json())), "x")
     assert json.dumps(again.to_json()) == json.dumps(record.to_json())
     assert again.conditions == record.conditions and again.verdicts == record.verdicts
+
+
+def test_a_plugin_that_was_forced_onto_other_gpus_marks_the_record():
+    envelope = load_envelope(GOOD)
+    log = good() + "(Worker_TP0 pid=4301) [sm86] backend forced=true\n"
+    record = report_to_record(verify_log(envelope, [log.encode()]), envelope, datetime(2026, 1, 2, tzinfo=UTC), 0.25)
+    assert record.conditions.mark == "emulated"
 
 
 def test_importing_the_command_is_cheap():

@@ -1,9 +1,8 @@
 """The composed good log passes every rule; each honest change to it is caught by exactly the rules it should be."""
 
 import pytest
-from verify_logs import GOOD, REVISION, good, not_passed, replaced, states, until, verified, without
+from verify_logs import GOOD, REVISION, good, load_envelope, not_passed, replaced, states, until, verified, without
 
-from sm86.spec import load_envelope
 from sm86.spec.argv import serve_argv
 
 
@@ -236,8 +235,8 @@ MUTATIONS = {
     "dispatch diagnostics that show a miss": (
         lambda: (
             good(override__CUDAGRAPH_DISPATCH_DEBUG={"value": "1", "state": "effective", "why": "the plugin logs"})
-            + f"{PLUGIN} SM86 cudagraph hit num_tokens=4 uniform_decode=True\n"
-            + f"{PLUGIN} SM86 cudagraph miss num_tokens=3 uniform_decode=True\n"
+            + f"{PLUGIN} SM86 cudagraph hit num_tokens=4 uniform=true\n"
+            + f"{PLUGIN} SM86 cudagraph miss num_tokens=3 uniform=true\n"
         ),
         {"dispatch": "fail"},
     ),

@@ -96,6 +96,11 @@ PIECES = st.sampled_from(
         b"\xff\xfe",
         "█▄".encode(),
         b"words",
+        b"Received request 12",
+        b"KV cache size: 4 tokens, ",
+        b"Capturing CUDA graphs (decode, FULL):  50%|#  | 1/2 [00:01<00:00,  6.78it/s]",
+        b"Capturing CUDA graphs (decode, FULL):  50%|#  | 1/2 [00:02<00:00,  7.78it/s]",
+        b"EngineDeadError",
     ]
 )
 
@@ -104,6 +109,32 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=40).map(b"".join), st.lists(st.integers(0, 2**31), max_size=8))
 def test_chunk_boundaries_never_change_the_events_of_any_log(data, cuts):
     assert events_in(chunked(data, cuts)) == events_in([data])
+
+
+class Plain(LogReader):
+    """The reader without its short cuts: every line is decoded and read."""
+
+    def _stands_still(self, segment: bytes) -> bool:
+        return False
+
+    def _is_worth_reading(self, segment: bytes, shape: bytes) -> bool:
+        return True
+
+
+def plainly(data: bytes) -> list[ev.Event]:
+    reader = Plain()
+    return [*reader.feed(data), *reader.close()]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PIECES, max_size=40).map(b"".join), st.integers(1, 4))
+def test_the_short_cuts_never_change_the_events(data, times):
+    assert events_in([data * times]) == plainly(data * times)
+
+
+@pytest.mark.parametrize("name", SPECIMENS)
+def test_the_short_cuts_never_change_the_events_of_real_logs(name):
+    assert events_in([SPECIMENS[name] * 3]) == plainly(SPECIMENS[name] * 3)
 
 
 @settings(max_examples=100, deadline=None)

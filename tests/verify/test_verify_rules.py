@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 from test_verify_mutations import MUTATIONS
-from verify_logs import GOOD, REVISION, claims, finding, good, replaced, states, until, verified, without
+from verify_logs import GOOD, REVISION, claims, finding, good, load_envelope, replaced, states, until, verified, without
 
 from sm86.errors import CouldNotRun
-from sm86.manifest import format_manifest
-from sm86.spec import load_all, load_envelope
+from sm86.manifest import format_entry, format_manifest
+from sm86.spec import load_all
 from sm86.verify.findings import Evidence, shown, without_secrets
 from sm86.verify.rules import RULES
 from sm86.verify.verify import verify_log
@@ -60,9 +60,7 @@ NOT_SEEN = {
 def test_a_rule_passes_the_good_log(rule):
     log = good()
     if rule == "dispatch":
-        log = (
-            good(override__CUDAGRAPH_DISPATCH_DEBUG=DISPATCH_ON) + f"{PLUGIN} SM86 cudagraph hit uniform_decode=True\n"
-        )
+        log = good(override__CUDAGRAPH_DISPATCH_DEBUG=DISPATCH_ON) + f"{PLUGIN} SM86 cudagraph hit uniform=true\n"
     found = finding(verified(log), rule)
     assert (found.state, found.mend) == ("pass", "")
     assert found.evidence
@@ -157,23 +155,50 @@ def test_an_override_that_says_none_changes_nothing():
 @pytest.mark.parametrize(
     ("lines", "state"),
     [
-        (["hit uniform_decode=True"], "pass"),
-        (["eager uniform_decode=False", "hit uniform_decode=True", "skip uniform_decode=False"], "pass"),
-        (["hit uniform_decode=True", "skip uniform_decode=True"], "fail"),
-        (["hit uniform_decode=True", "miss num_tokens=3"], "fail"),
-        (["eager uniform_decode=True"], "fail"),
-        (["eager uniform_decode=False"], "not seen"),
+        (["hit uniform=true"], "pass"),
+        (["eager uniform=false", "hit uniform=true", "skip uniform=false"], "pass"),
+        (["hit uniform=true", "skip uniform=true"], "fail"),
+        (["hit uniform=true", "miss num_tokens=3"], "fail"),
+        (["eager uniform=true"], "fail"),
+        (["hit cg_mode=FULL uniform=true"], "pass"),
+        (["hit cg_mode=FULL uniform=true", "hit cg_mode=PIECEWISE uniform=true"], "fail"),
+        (["eager uniform=false"], "not seen"),
         (
-            ["hit uniform_decode=True"] * 5000 + ["miss uniform_decode=True"] + ["hit uniform_decode=True"] * 5000,
+            ["hit uniform=true"] * 5000 + ["miss uniform=true"] + ["hit uniform=true"] * 5000,
             "fail",
         ),
     ],
-    ids=["hit", "prefill is eager", "skip", "a miss of unknown kind", "eager decode", "prefill only", "one of many"],
+    ids=[
+        "hit",
+        "prefill is eager",
+        "skip",
+        "a miss of unknown kind",
+        "eager decode",
+        "full",
+        "piecewise",
+        "prefill only",
+        "one of many",
+    ],
 )
 def test_dispatch_reads_what_the_plugin_says_of_decode_batches(lines, state):
     log = good(override__CUDAGRAPH_DISPATCH_DEBUG=DISPATCH_ON)
     log += "".join(f"{PLUGIN} SM86 cudagraph {line}\n" for line in lines)
     assert of(log, "dispatch") == state
+
+
+@pytest.mark.parametrize("word", ["num_spec_tokens=1", "uniform_decode_query_len=2", "capture_sizes=[1,2]"])
+def test_a_dispatch_line_of_another_shape_fails_the_shape(word):
+    log = good(override__CUDAGRAPH_DISPATCH_DEBUG=DISPATCH_ON)
+    assert (
+        of(log + f"{PLUGIN} SM86 cudagraph hit cg_mode=FULL uniform=true capture_sizes=[1,4]\n", "capture-shape")
+        == "pass"
+    )
+    assert of(log + f"{PLUGIN} SM86 cudagraph hit cg_mode=FULL uniform=true {word}\n", "capture-shape") == "fail"
+
+
+def test_a_plugin_with_parts_left_out_for_a_test_is_a_finding():
+    log = good() + '(Worker_TP0 pid=4301) [sm86] backend left_out_for_a_test=["clamp"]\n'
+    assert of(log, "attention-backend") == "fail"
 
 
 def test_dispatch_diagnostics_that_are_off_do_not_apply():
@@ -201,6 +226,36 @@ def test_dispatch_diagnostics_that_are_off_do_not_apply():
 def test_a_claim_that_the_engine_contradicts_is_a_failure(key, value, rule):
     report = verified(good(**{key: value}))
     assert {one for one, state in states(report).items() if state == "fail"} == {rule}
+
+
+STRANGE = [
+    "",
+    "none",
+    [],
+    {},
+    ["x", 1],
+    {"value": None},
+    {"value": [1], "state": 3},
+    0,
+    -1,
+    True,
+    1e9,
+    "x" * 3000,
+    "[",
+    '{"',
+]
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=[f"{number}" for number in range(len(STRANGE))])
+def test_a_claim_of_any_kind_is_judged_and_never_a_fault(value):
+    keys = [*claims(load_envelope(GOOD)), "override.SPECULATIVE_CONFIG", "override.SM86_NUM_GPU_BLOCKS", "override.X"]
+    keys += ["override.SM86_ASYNC_SCHEDULING", "override.CUDAGRAPH_DISPATCH_DEBUG", "python"]
+    for key in keys:
+        log = good(**{key.replace(".", "__"): value})
+        log += f"(Worker_TP0 pid=4301) {format_entry('attention_backend', value, 'backend')}\n"
+        report = verified(log)
+        assert set(states(report).values()) <= {"pass", "fail", "not seen", "not applicable"}
+        assert finding(report, "attention-backend").state == "fail"
 
 
 def test_a_log_without_a_manifest_is_judged_by_what_the_engine_says():

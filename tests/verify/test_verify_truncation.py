@@ -1,10 +1,9 @@
 """A log that is cut somewhere is never verified where it should not be, and a cut is never called a failure."""
 
 import pytest
-from verify_logs import REVISION, finding, good, states, verified
+from verify_logs import REVISION, finding, good, load_envelope, states, verified
 
 from sm86.errors import CouldNotRun
-from sm86.spec import load_envelope
 from sm86.verify.verify import verify_log
 
 LOG = good().encode()

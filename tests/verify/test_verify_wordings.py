@@ -40,9 +40,26 @@ SAMPLES = [
         ev.ManifestEntry,
         {"section": "backend", "key": "attention_backend", "value": "X"},
     ),
-    ("SM86 cudagraph hit num_tokens=4 uniform_decode=True", ev.DispatchLine, {"outcome": "hit", "uniform": True}),
-    (INFO + "SM86 cudagraph skip reason=prefill uniform=False", ev.DispatchLine, {"outcome": "skip", "uniform": False}),
-    (INFO + "SM86 cudagraph miss num_tokens=3", ev.DispatchLine, {"outcome": "miss", "uniform": None}),
+    (
+        "(Worker_TP0 pid=3) SM86 cudagraph hit cg_mode=FULL uniform=true capture_sizes=[1,4] reason=captured",
+        ev.DispatchLine,
+        {
+            "outcome": "hit",
+            "uniform": True,
+            "said": {
+                "cg_mode": "FULL",
+                "uniform": "true",
+                "capture_sizes": "[1,4]",
+                "reason": "captured",
+            },
+        },
+    ),
+    (
+        INFO + "SM86 cudagraph skip uniform=False",
+        ev.DispatchLine,
+        {"outcome": "skip", "uniform": False, "said": {"uniform": "False"}},
+    ),
+    (INFO + "SM86 cudagraph miss", ev.DispatchLine, {"outcome": "miss", "uniform": None, "said": {}}),
     # configuration
     (INFO + " ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.26.0", ev.VersionBanner, {"version": "0.26.0"}),
     (INFO + "Using max model len 262144", ev.ContextChosen, {"tokens": 262144}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -9,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sm86.manifest import Value, format_manifest
-from sm86.spec import Envelope, load_envelope
+from sm86.spec import Envelope
+from sm86.spec import load_envelope as _load_envelope
 from sm86.spec.argv import compilation_config, serve_argv
 from sm86.verify.findings import Finding, Report
 from sm86.verify.verify import verify_log
@@ -18,6 +20,9 @@ LOGS = Path(__file__).parent / "logs"
 GOOD = "sm86-80k-4seq"
 REVISION = "1e70cccf00d5c0de1e70cccf00d5c0de1e70cccf"
 PLACEHOLDER = "@@ the manifest, printed by the launcher before it becomes vLLM; filled in from the spec by the test @@"
+
+
+load_envelope = functools.cache(_load_envelope)
 
 
 def path_of(name: str) -> Path:

@@ -151,6 +151,10 @@ def _said_by_others(case: Case) -> Iterator[_Said]:
     for key, name in _PLUGIN_KEYS.items():
         for entry in case.boot.reported("backend", key):
             yield _Said("the plugin", name, _normal(text_of(entry.value)), entry, key)
+    for line in case.boot.all(ev.DispatchLine):
+        for key, name in _PLUGIN_KEYS.items():
+            if key in line.said:
+                yield _Said("the plugin", name, _normal(line.said[key]), line, key)
     for key in _GRAPH_KEYS:
         claim = case.entry(key)
         if claim is not None:
@@ -185,6 +189,7 @@ def dispatch(case: Case) -> Finding:
     # a line that does not say what the batch was counts against it: it may have been a uniform decode
     lost = [line for line in lines if line.outcome in ("skip", "miss") and line.uniform is not False]
     lost += [line for line in lines if line.outcome == "eager" and line.uniform]
+    lost.sort(key=lambda line: line.line)
     if lost:
         return failed(
             f"a uniform decode batch was dispatched without a graph ({lost[0].outcome})",
@@ -200,5 +205,13 @@ def dispatch(case: Case) -> Finding:
             f"CUDAGRAPH_DISPATCH_DEBUG is on, but no decode batch was reported{inert}",
             "send a request that decodes some tokens, then verify again",
             [entry],
+        )
+    others = [line for line in hits if line.said.get("cg_mode", "FULL") != "FULL"]
+    if others and case.envelope.graphs.mode.startswith("FULL"):
+        replayed = others[0].said["cg_mode"]
+        return failed(
+            f"a uniform decode batch replayed {replayed} graphs, {case.envelope.graphs.mode} replays FULL ones",
+            "start the envelope as it is: its graph mode and its sizes",
+            [*others, entry],
         )
     return passed("uniform decode batches replay graphs; none was skipped or missed", [*hits[:2], entry])

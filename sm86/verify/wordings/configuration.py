@@ -46,7 +46,13 @@ LAUNCHER = wording("[sm86] ", r"\[sm86\] ", _launcher_line, open_end=True)
 """Lines that begin so are the launcher's or the plugin's; no other wording is looked for in them."""
 
 CONFIGURATION: tuple[Wording, ...] = (
-    wording("  version ", r"[ ▄█▀]+  version (\S+)", values(ev.VersionBanner, str), open_end=True),
+    wording(
+        "  version ",
+        r" ▄▄ ▄█[ ▄█▀]+  version (\S+)",
+        values(ev.VersionBanner, str),
+        open_end=True,
+        heads=(" ▄▄ ▄█",),
+    ),
     wording("non-default args: ", r"non-default args: (?P<args>\{.*)", _arguments, open_end=True),
     wording(
         "Initializing a V1 LLM engine ",
@@ -54,11 +60,17 @@ CONFIGURATION: tuple[Wording, ...] = (
         _engine,
         open_end=True,
     ),
-    wording(" data type to store kv cache", r"Using (\S+) data type to store kv cache", values(ev.KvCacheDtype, str)),
+    wording(
+        " data type to store kv cache",
+        r"Using (\S+) data type to store kv cache",
+        values(ev.KvCacheDtype, str),
+        heads=("Using ",),
+    ),
     wording(
         "fp8_ds_mla KV cache format",
         r"Using DeepSeek's (fp8_ds_mla) KV cache format",
         values(ev.KvCacheDtype, str),
+        heads=("Using DeepSeek's ",),
     ),
     wording("Using max model len ", r"Using max model len (\d+)", values(ev.ContextChosen, int), open_end=True),
     wording(
@@ -78,14 +90,22 @@ CONFIGURATION: tuple[Wording, ...] = (
         " backend.",
         r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]*) backend\.",
         values(ev.AttentionBackend, str),
+        heads=("Using ",),
     ),
     wording(
         " attention backend out of potential backends",
         r"Using ([A-Z][A-Z0-9_]*) attention backend out of potential backends",
         values(ev.AttentionBackend, str),
+        heads=("Using ",),
     ),
-    wording(" MoE backend", r"Using '?(\w+)'? (?P<kind>[\w ]+? )?MoE backend", _moe),
-    wording(" backend for ", r"Using (\w+) backend for \w+ MoE", values(ev.MoeBackend, str), until=(0, 21)),
+    wording(" MoE backend", r"Using '?(\w+)'? (?P<kind>[\w ]+? )?MoE backend", _moe, heads=("Using ",)),
+    wording(
+        " backend for ",
+        r"Using (\w+) backend for \w+ MoE",
+        values(ev.MoeBackend, str),
+        until=(0, 21),
+        heads=("Using ",),
+    ),
     wording("world_size=", r"world_size=(\d+) rank=(\d+) local_rank=", values(ev.WorkerStarted, int, int)),
     wording("vLLM is using nccl==", r"vLLM is using nccl==(\S+)", values(ev.NcclVersion, str), open_end=True),
     wording(
@@ -93,6 +113,7 @@ CONFIGURATION: tuple[Wording, ...] = (
         r"(?:ValueError: )?Unknown vLLM environment variable detected: (\S+)",
         values(ev.UnknownEnvironment, str),
         open_end=True,
+        heads=("Unknown vLLM ", "ValueError: "),
     ),
     wording(
         "ybrid KV cache manager ",
@@ -106,23 +127,28 @@ CONFIGURATION: tuple[Wording, ...] = (
         "regression when using chunked local attention",
         r"There is a latency regression when using chunked local attention with the hybrid KV cache manager",
         _hybrid_off,
+        heads=("There is a latency ",),
     ),
     wording(
         "setting cudagraph_mode=",
         r"CUDAGraphMode\.\w+ is not supported .*; setting cudagraph_mode=(\w+)",
         values(ev.GraphModeChanged, str),
+        heads=("CUDAGraphMode.",),
         open_end=True,
     ),
     wording(
         "verriding cudagraph_mode ",
-        r".*Overriding cudagraph_mode (?:from \w+ )?to (\w+)",
+        r"(?:Dynamic speculative|Pooling models|Encoder-decoder models|KV connector ).*"
+        r"Overriding cudagraph_mode (?:from \w+ )?to (\w+)",
         values(ev.GraphModeChanged, str),
         open_end=True,
+        heads=("Dynamic ", "Pooling ", "Encoder-decoder ", "KV connector "),
     ),
     wording(
         " is not compatible with compilation mode ",
         r"Cudagraph mode \S+ is not compatible with compilation mode .*Overriding to (\w+)",
         values(ev.GraphModeChanged, str),
+        heads=("Cudagraph mode ",),
         open_end=True,
     ),
     wording(
@@ -140,6 +166,7 @@ CONFIGURATION: tuple[Wording, ...] = (
         r"cudagraph_capture_sizes specified in compilation_config .* is overridden by"
         r"|Truncating max_cudagraph_capture_size to ",
         fixed(ev.GraphSizesChanged),
+        heads=("cudagraph_capture_sizes ", "Truncating "),
     ),
     wording(
         "DSA indexer decode path: ",

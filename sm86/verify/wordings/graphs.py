@@ -20,9 +20,9 @@ def _progress(at: At, found: re.Match[str]) -> ev.Event:
 
 
 def _dispatch(at: At, found: re.Match[str]) -> ev.Event:
-    said = re.search(r"\buniform(?:_decode)?=(True|False|true|false|1|0)\b", found["rest"])
-    uniform = None if said is None else said[1] in ("True", "true", "1")
-    return ev.DispatchLine(at.line, at.text, at.source, found["outcome"], uniform)
+    said = dict(re.findall(r"\b([a-z_]+)=(\S+)", found["rest"][:500]))
+    uniform = {"true": True, "1": True, "false": False, "0": False}.get(said.get("uniform", "").lower())
+    return ev.DispatchLine(at.line, at.text, at.source, found["outcome"], uniform, said)
 
 
 GRAPHS: tuple[Wording, ...] = (
@@ -34,6 +34,7 @@ GRAPHS: tuple[Wording, ...] = (
         r"Capturing (?:(?P<what>[\w-]+) )?CUDA graph(?:s| shapes)(?: \((?P<family>[^()]*)\))?: +"
         r"(?P<percent>\d+)%\|[^|]*\| *(?P<done>\d+)/(?P<total>\d+) ",
         _progress,
+        heads=("Capturing ",),
     ),
     wording(
         "Graph capturing finished in ",
@@ -49,7 +50,6 @@ GRAPHS: tuple[Wording, ...] = (
         "SM86 cudagraph ",
         r"SM86 cudagraph (?P<outcome>hit|miss|skip|eager)\b(?P<rest>.*)",
         _dispatch,
-        anywhere=True,
         open_end=True,
     ),
 )

@@ -60,7 +60,12 @@ LIFE: tuple[Wording, ...] = (
     ),
     wording("encountered a fatal error", r"EngineCore encountered a fatal error", _dead("engine"), trouble=True),
     wording("EngineDeadError", r"(?:[\w.]+\.)?EngineDeadError\b", _dead("engine"), trouble=True),
-    wording("engine core exited unexpectedly", r"\[shutdown\] MPClient: engine core exited", _dead("engine")),
+    wording(
+        "engine core exited unexpectedly",
+        r"\[shutdown\] MPClient: engine core exited",
+        _dead("engine"),
+        heads=("[shutdown] MPClient: ",),
+    ),
     wording(
         "died unexpectedly",
         r"(?:Worker proc|Engine core proc(?:ess)?) .*died unexpectedly",
@@ -85,6 +90,7 @@ TRAFFIC: tuple[Wording, ...] = (
         r"Engine \d+: Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
         r"Running: (\d+) reqs, Waiting: (\d+) reqs,.*KV cache usage: ([\d.]+)%",
         values(ev.EngineStats, float, float, int, int, float),
+        heads=("Engine ",),
         traffic=True,
     ),
 )

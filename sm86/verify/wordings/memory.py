@@ -37,6 +37,7 @@ LOADING: tuple[Wording, ...] = (
         "% Completed | ",
         r"Loading [^:]*: +(?P<percent>\d+)% Completed \| (?P<done>\d+)/(?P<total>\d+) ",
         _shards,
+        heads=("Loading ",),
     ),
     wording("Loading weights took ", r"Loading weights took ([\d.]+) seconds", values(ev.WeightsLoaded, float)),
     wording(
@@ -52,9 +53,16 @@ MEMORY: tuple[Wording, ...] = (
         " with num_gpu_blocks_override=",
         r"Overriding num_gpu_blocks=(-?\d+) with num_gpu_blocks_override=(\d+)",
         values(ev.KvOverride, int, int),
+        heads=("Overriding num_gpu_blocks=",),
         open_end=True,
     ),
-    wording("KV cache size: ", r"GPU KV cache size: ([\d,]+) tokens", values(ev.KvCacheSize, count), until=(0, 29)),
+    wording(
+        "KV cache size: ",
+        r"GPU KV cache size: ([\d,]+) tokens",
+        values(ev.KvCacheSize, count),
+        until=(0, 29),
+        heads=("GPU KV cache ",),
+    ),
     wording(
         "KV cache size: ",
         r"(?!GPU )(?:[\w+ ]+? )?KV cache size: ([\d,]+) tokens",  # the device's name is a variable since 0.30
@@ -68,7 +76,7 @@ MEMORY: tuple[Wording, ...] = (
         until=(0, 27),
     ),
     wording(
-        "Maximum concurrency for ",
+        "KV cache size: ",
         r"[\w+ ]*KV cache size: .*Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x",
         values(ev.MaxConcurrency, count, float),
         since=(0, 28),

@@ -35,6 +35,7 @@ class Wording:
     anywhere: may stand inside a message (errors that others quote), else only at its start.
     open_end: its value reaches to the end of the line, so a line that the log cuts off may hold a part of it.
     trouble: never said at level INFO or DEBUG; there the same words are a quotation, such as a logged prompt.
+    heads: how messages with it begin (any of these); empty where that is not fixed.
     traffic: read only on demand; a serving engine writes many.
     """
 
@@ -47,6 +48,7 @@ class Wording:
     open_end: bool = False
     trouble: bool = False
     traffic: bool = False
+    heads: tuple[str, ...] = ()
 
     def read(self, at: At) -> ev.Event | None:
         """The event in this message, or None."""
@@ -65,9 +67,12 @@ def wording(
     open_end: bool = False,
     trouble: bool = False,
     traffic: bool = False,
+    heads: tuple[str, ...] = (),
 ) -> Wording:
-    """A wording from its pattern's text."""
-    return Wording(needle, re.compile(pattern), build, since, until, anywhere, open_end, trouble, traffic)
+    """A wording from its pattern's text. Without `heads`, a pattern that begins with the needle gives them."""
+    if not heads and not anywhere and pattern.replace("\\", "").startswith(needle):
+        heads = (needle,)
+    return Wording(needle, re.compile(pattern), build, since, until, anywhere, open_end, trouble, traffic, heads)
 
 
 def values(kind: Callable[..., ev.Event], *converters: Callable[[str], object]) -> Build:
