@@ -140,7 +140,8 @@ class Boots:
 
     def add(self, event: ev.Event) -> None:
         stage = _stage(event)
-        if self.count == 0 or (stage is not None and self._begins_next(stage)):
+        begins = stage is not None and self._begins_next(stage)
+        if self.count == 0 or begins or (isinstance(event, ev.LauncherRefused) and self._went_on()):
             self._next()
         if stage is not None:
             self.boot.stage = stage
@@ -157,9 +158,15 @@ class Boots:
             yield _summary(self.boot, self.boot.start)
 
     def _begins_next(self, stage: int) -> bool:
+        return stage <= self.boot.stage or stage == 0 or self._is_beyond_start()
+
+    def _is_beyond_start(self) -> bool:
         # a log that starts in the middle of a boot: what is left of that boot may not count for the next one
-        left_over = self.boot.phase != PHASES[0] or bool(self.boot.troubles) or stage == 0
-        return stage <= self.boot.stage or left_over
+        refused = self.boot.count(ev.LauncherRefused) > 0
+        return self.boot.phase != PHASES[0] or bool(self.boot.troubles) or refused
+
+    def _went_on(self) -> bool:
+        return self.boot.stage > 0 or self._is_beyond_start()
 
     def _next(self) -> None:
         if self.boot.start is not None and len(self.earlier) < _STARTS:
@@ -208,6 +215,8 @@ def _value(event: ev.Event) -> object:
             return event.mode
         case ev.OutOfMemory():
             return event.kind
+        case ev.LauncherRefused():
+            return event.what[:200]
         case ev.EngineDead():
             return event.cause
         case _:

@@ -43,6 +43,13 @@ class ManifestEntry(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LauncherRefused(Event):
+    """The launcher says why it does not start the server."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class DispatchLine(Event):
     """One graph dispatch as the plugin reports it on demand: hit, miss, skip or eager.
 

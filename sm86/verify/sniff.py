@@ -11,7 +11,9 @@ SNIFF_BYTES = 64 * 1024
 _MEND = "give the server's log as plain text (docker logs, or the file that the launcher's output went to)"
 _PACKED = ((b"\x1f\x8b", "gzip", "gunzip -c"), (b"\x28\xb5\x2f\xfd", "zstd", "zstd -dc"), (b"\xfd7zXZ", "xz", "xz -dc"))
 _VLLM = re.compile(
-    rb"\[sm86\] |vllm|vLLM|\(\w+ pid=\d+\) |(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[|^INFO: {5}", re.M
+    rb"\[sm86\] |^sm86: |vllm|vLLM|\(\w+ pid=\d+\) "
+    rb"|(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[|^INFO: {5}",
+    re.M,
 )
 
 

@@ -81,3 +81,20 @@ def test_a_refused_request_is_no_death():
     trace = "\n".join(read("l01").decode().split("\n")[139:243])
     report = verified(replaced(good() + trace + "\n", "4096", "81920"))
     assert not_passed(report) == {}
+
+
+REFUSAL = "sm86: there is no model at /models/x\nmend: put the checkpoint there\n"
+
+
+def test_a_refusal_of_the_launcher_is_why_the_server_is_not_ready():
+    found = finding(verified(REFUSAL), "ready")
+    assert (found.state, [line.line for line in found.evidence]) == ("fail", [1])
+    assert "there is no model at /models/x" in found.text
+
+
+def test_a_refusal_after_a_start_is_a_start_of_its_own():
+    report = verified(good() + REFUSAL)
+    assert report.boots == 2
+    assert finding(report, "ready").state == "fail"
+    assert verified(REFUSAL + good()).boots == 2
+    assert finding(verified(REFUSAL + good()), "ready").state == "pass"

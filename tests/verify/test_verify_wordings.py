@@ -61,6 +61,7 @@ SAMPLES = [
     ),
     (INFO + "SM86 cudagraph miss", ev.DispatchLine, {"outcome": "miss", "uniform": None, "said": {}}),
     # configuration
+    ("sm86: GPU 3 is busy", ev.LauncherRefused, {"what": "GPU 3 is busy"}),
     (INFO + " ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.26.0", ev.VersionBanner, {"version": "0.26.0"}),
     (INFO + "Using max model len 262144", ev.ContextChosen, {"tokens": 262144}),
     (

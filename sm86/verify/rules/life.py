@@ -42,6 +42,11 @@ _CAUSE = {
 def ready(case: Case) -> Finding:
     """The server answered, and nothing died after that unless somebody asked for the end."""
     boot = case.boot
+    refused = boot.last(ev.LauncherRefused)
+    if refused is not None:
+        return failed(
+            f"the launcher refused to start the server: {refused.what}", "do what the line below it says", [refused]
+        )
     complete, latest = boot.last(ev.StartupComplete), boot.latest
     deaths = [trouble.event for trouble in boot.troubles if isinstance(trouble.event, ev.EngineDead)]
     kills = [t.event for t in boot.troubles if isinstance(t.event, ev.OutOfMemory) and t.event.kind == "killed"]

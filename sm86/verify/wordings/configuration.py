@@ -46,6 +46,7 @@ LAUNCHER = wording("[sm86] ", r"\[sm86\] ", _launcher_line, open_end=True)
 """Lines that begin so are the launcher's or the plugin's; no other wording is looked for in them."""
 
 CONFIGURATION: tuple[Wording, ...] = (
+    wording("sm86: ", r"sm86: (\S.*)", values(ev.LauncherRefused, str), open_end=True),
     wording(
         "  version ",
         r" ▄▄ ▄█[ ▄█▀]+  version (\S+)",
