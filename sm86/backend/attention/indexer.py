@@ -9,17 +9,17 @@ TOPK_WORKSPACE_BYTES = 1 << 20
 """What vLLM's persistent top-k asks for."""
 
 
-def make_forward(module: Any) -> Callable[..., Any]:
+def make_forward(module: Any, max_logits_mib: int) -> Callable[..., Any]:
     """`SparseAttnIndexer.forward_cuda` for vLLM's module `sparse_attn_indexer`.
 
-    The step is marked as one where graphs may break, as the function it replaces is.
+    max_logits_mib: vLLM's bound on one chunk's logits. The step is marked as one where graphs may break, as the
+    function it replaces is.
     """
     import torch
-    from vllm import envs
 
     from sm86.backend.kernels import indexer_logits
 
-    def step(op: Any, hidden_states: Any, query: Any, weights: Any, topk_buffer: Any, max_logits_mib: int) -> None:
+    def step(op: Any, hidden_states: Any, query: Any, weights: Any, topk_buffer: Any) -> None:
         metadata = module.get_forward_context().attn_metadata
         workspace = module.current_workspace_manager()
         if not isinstance(metadata, dict):
@@ -78,8 +78,7 @@ def make_forward(module: Any) -> Callable[..., Any]:
     breakable = module.eager_break_during_capture(step)
 
     def forward_cuda(self: Any, hidden_states: Any, q_quant: Any, k: Any, weights: Any) -> Any:
-        limit = envs.VLLM_SPARSE_INDEXER_MAX_LOGITS_MB
-        breakable(self, hidden_states, q_quant, weights, self.topk_indices_buffer, limit)
+        breakable(self, hidden_states, q_quant, weights, self.topk_indices_buffer)
         return self.topk_indices_buffer
 
     return forward_cuda

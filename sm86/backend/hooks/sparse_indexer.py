@@ -12,7 +12,7 @@ def _apply(module: Any) -> None:
 
     # Its only use is a check in the constructor that would refuse every GPU without DeepGEMM.
     module.has_deep_gemm = lambda: True
-    module.SparseAttnIndexer.forward_cuda = make_forward(module)
+    module.SparseAttnIndexer.forward_cuda = make_forward(module, module.envs.VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)
 
 
 HOOK = Hook(
@@ -27,5 +27,5 @@ HOOK = Hook(
         Expected("vllm.compilation.breakable_cudagraph", "eager_break_during_capture", "56a1606cd5a77357"),
     ),
     apply=_apply,
-    imports=("has_deep_gemm", "eager_break_during_capture", "current_workspace_manager", "ops"),
+    imports=("has_deep_gemm", "eager_break_during_capture", "current_workspace_manager", "ops", "envs"),
 )

@@ -4,7 +4,7 @@
 
 The engine runs in this process, eagerly: a captured step runs the same Python and records the same kernels. Every
 layer's `attention_impl` (projections, cache writes, compressors, indexer, attention) and `_o_proj` is marked, and each
-GPU kernel under a mark is listed with the torch operation it belongs to, "-" where none launched it.
+GPU kernel under a mark is listed with the torch operation that launched it, "-" where none did (Triton, CUDA).
 Exit code 1 if a torch operation other than a GEMM, a view or an allocation launches a kernel there.
 
 With --nan a weight is then made NaN, and the step must refuse to serve (exit code 1 if it serves).
@@ -13,41 +13,69 @@ With --nan a weight is then made NaN, and the step must refuse to serve (exit co
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+import tempfile
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 MARK = "sm86-attention"
 GEMMS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul")
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+
+Event = dict[str, Any]
 
 
-def owner_of(event: Any) -> tuple[bool, str]:
-    """(whether a mark is above the event, the outermost torch operation between the event and the mark or "-")."""
-    operation = "-"
-    while event is not None:
-        if event.name == MARK:
-            return True, operation
-        if event.name.startswith("aten::"):
-            operation = event.name
-        event = event.cpu_parent
-    return False, operation
+def _ends(event: Event) -> float:
+    return float(event["ts"]) + float(event.get("dur", 0))
 
 
-def kernels_under_marks(events: Any) -> Counter[tuple[str, str]]:
-    """(torch operation or "-", kernel) -> launches, of every kernel launched below a mark."""
+def _above(spans: list[Event], moment: float, thread: object) -> Event | None:
+    """The outermost of the spans (sorted by start) that contains the moment on the thread."""
+    return next((s for s in spans if s["tid"] == thread and s["ts"] <= moment <= _ends(s)), None)
+
+
+def kernels_under_marks(events: list[Event]) -> Counter[tuple[str, str]]:
+    """(torch operation or "-", kernel) -> launches, of every kernel whose launch lies below a mark.
+
+    events: `traceEvents` of a torch profiler trace. A kernel belongs to the call that launched it (they share a
+    correlation id), and the call to what ran on its thread at that moment: the profiler's own link from kernels to
+    operations leaves out launches through the driver, as Triton's are.
+    """
+    whole = [event for event in events if event.get("ph") == "X"]
+    marks = [event for event in whole if event.get("name") == MARK and event.get("cat") == "user_annotation"]
+    operations = sorted((e for e in whole if e.get("cat") == "cpu_op"), key=lambda e: (e["ts"], -e.get("dur", 0)))
+    launches = {
+        event["args"]["correlation"]: event
+        for event in whole
+        if event.get("cat") in LAUNCHES and "correlation" in event.get("args", {})
+    }
     found: Counter[tuple[str, str]] = Counter()
-    for event in events:
-        if event.kernels:
-            inside, operation = owner_of(event)
-            if inside:
-                found.update((operation, kernel.name) for kernel in event.kernels)
+    for mark in marks:
+        below = [o for o in operations if o["tid"] == mark["tid"] and mark["ts"] <= o["ts"] and _ends(o) <= _ends(mark)]
+        called = {
+            key: call
+            for key, call in launches.items()
+            if call["tid"] == mark["tid"] and mark["ts"] <= call["ts"] <= _ends(mark)
+        }
+        for event in whole:
+            call = called.get(event.get("args", {}).get("correlation")) if event.get("cat") in WORK else None
+            if call is not None:
+                operation = _above(below, call["ts"], call["tid"])
+                found[(operation["name"] if operation else "-", event["name"])] += 1
     return found
 
 
 def foreign(found: Counter[tuple[str, str]]) -> list[str]:
-    """Kernels that torch operations launch and that are no GEMM's."""
-    return sorted(f"{operation}: {kernel}" for operation, kernel in found if operation not in ("-", *GEMMS))
+    """Kernels that torch's own operations (`aten::`) launch and that are no GEMM's."""
+    return sorted(
+        f"{operation}: {kernel}"
+        for operation, kernel in found
+        if operation.startswith("aten::") and operation not in GEMMS
+    )
 
 
 def _mark(layer: Any) -> None:
@@ -98,7 +126,10 @@ def main(arguments: list[str]) -> int:
         for _ in range(4):
             engine.step()
         torch.cuda.synchronize()
-    found = kernels_under_marks(trace.events())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        trace.export_chrome_trace(str(path))
+        found = kernels_under_marks(json.loads(path.read_text())["traceEvents"])
     print(f"{len(layers)} layers, 4 decode steps after a prompt of 2600 tokens")
     print("| torch operation | kernel | launches |")
     print("|---|---|---|")

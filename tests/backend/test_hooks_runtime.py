@@ -1,0 +1,162 @@
+"""What the hooks do to the modules they patch, with stand-ins for vLLM's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sm86.backend.hooks import deep_gemm, mhc_splits, rope_tables, routed_experts, tile_scheduler
+from sm86.backend.kernels import indexer_logits, pages
+from sm86.backend.layout import indexer_page
+from sm86.backend.refusal import Refused
+
+
+def moe_module() -> SimpleNamespace:
+    """vLLM 0.26.0's AutoGPTQMoEMethod as far as the clamp goes: its quant config never carries the limit."""
+
+    class AutoGPTQMoEMethod:
+        wna16_moe_backend = SimpleNamespace(value="MARLIN")
+
+        def get_fused_moe_quant_config(self, layer: Any) -> SimpleNamespace:
+            return SimpleNamespace(gemm1_clamp_limit=None)
+
+    return SimpleNamespace(AutoGPTQMoEMethod=AutoGPTQMoEMethod)
+
+
+def test_the_routed_experts_get_their_limit() -> None:
+    module = moe_module()
+    layer = SimpleNamespace(swiglu_limit=10.0)
+    method = module.AutoGPTQMoEMethod()
+    assert method.get_fused_moe_quant_config(layer).gemm1_clamp_limit is None, "what 0.26.0 does"
+    routed_experts.HOOK.apply(module)
+    assert method.get_fused_moe_quant_config(layer).gemm1_clamp_limit == 10.0
+    assert method.get_fused_moe_quant_config(SimpleNamespace(swiglu_limit=None)).gemm1_clamp_limit is None
+
+
+def test_a_moe_backend_that_may_not_clamp_is_refused() -> None:
+    module = moe_module()
+    routed_experts.HOOK.apply(module)
+    method = module.AutoGPTQMoEMethod()
+    method.wna16_moe_backend = SimpleNamespace(value="HUMMING")
+    with pytest.raises(Refused, match="HUMMING"):
+        method.get_fused_moe_quant_config(SimpleNamespace(swiglu_limit=10.0))
+    method.get_fused_moe_quant_config(SimpleNamespace(swiglu_limit=None))
+
+
+def test_the_rest_of_deepgemm_is_a_wall(device: str) -> None:
+    module = SimpleNamespace()
+    deep_gemm.HOOK.apply(module)
+    with pytest.raises(Refused, match="fp8_einsum"):
+        module.fp8_einsum(1, 2)
+    hidden, matrix = torch.randn(2, 128, device=device).to(torch.bfloat16), torch.randn(24, 128, device=device)
+    out, squares = torch.empty(3, 2, 24, device=device), torch.empty(3, 2, device=device)
+    module.tf32_hc_prenorm_gemm(hidden, matrix, out, squares, 3)
+    torch.testing.assert_close(out.sum(0), hidden.float() @ matrix.t(), rtol=1e-4, atol=1e-3)
+
+
+def test_no_flashmla_schedule() -> None:
+    class DeepseekSparseSWAMetadataBuilder: ...
+
+    module = SimpleNamespace(
+        _LAYER_TYPE_SWAONLY="a",
+        _LAYER_TYPE_C4A="b",
+        _LAYER_TYPE_C128A="c",
+        DeepseekSparseSWAMetadataBuilder=DeepseekSparseSWAMetadataBuilder,
+    )
+    tile_scheduler.HOOK.apply(module)
+    assert DeepseekSparseSWAMetadataBuilder().build_tile_scheduler(4) == {"a": None, "b": None, "c": None}
+
+
+def test_splits_do_not_follow_the_batch() -> None:
+    module = SimpleNamespace()
+    mhc_splits.HOOK.apply(module)
+    assert {module.compute_num_split(64, 4096, grid) for grid in range(1, 100)} == {16}
+
+
+def test_rope_tables_are_cut_once_for_all_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    shared = SimpleNamespace(cos_sin_cache=torch.randn(4096, 64))
+    whole = shared.cos_sin_cache.clone()
+    config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=1000))
+    module = SimpleNamespace(
+        build_deepseek_v4_rope=lambda config, **rest: shared, get_current_vllm_config=lambda: config
+    )
+    rope_tables.HOOK.apply(module)
+    for _ in range(3):
+        assert module.build_deepseek_v4_rope(None, head_dim=512) is shared
+    assert torch.equal(shared.cos_sin_cache, whole[:1256])
+    assert shared.cos_sin_cache.untyped_storage().nbytes() == 1256 * 64 * 4, "the rest is given back"
+    config.model_config.max_model_len = 5000
+    with pytest.raises(Refused):
+        module.build_deepseek_v4_rope(None)
+    assert "rope_table_rows=1256" in capsys.readouterr().out
+
+
+def test_the_indexer_step(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One mixed batch: two decode rows and a prefill of three tokens, through the replaced forward."""
+    from sm86.backend.attention import indexer, native
+
+    _, cache = pages.empty_cache(6, indexer_page(), 8640, 0, device)
+    pages.write_indexer(cache, torch.arange(6 * 64, device=device), torch.randn(6 * 64, 128, device=device).bfloat16())
+    table = torch.tensor([[1, 2], [3, 0]], dtype=torch.int32, device=device)
+    query = torch.randn(5, 64, 128, device=device).to(torch.bfloat16)
+    weights = torch.randn(5, 64, device=device)
+    lengths = torch.tensor([[70], [3]], dtype=torch.int32, device=device)
+    chunk = SimpleNamespace(
+        token_to_seq=torch.zeros(66, dtype=torch.int32, device=device),
+        cu_seq_lens=torch.tensor([0, 66], dtype=torch.int32, device=device),
+        block_table=torch.tensor([[4, 5]], dtype=torch.int32, device=device),
+        token_start=2,
+        token_end=5,
+        cu_seqlen_ks=torch.zeros(3, dtype=torch.int32, device=device),
+        cu_seqlen_ke=torch.tensor([64, 65, 66], dtype=torch.int32, device=device),
+    )
+    own = SimpleNamespace(
+        num_decode_tokens=2,
+        num_prefills=1,
+        prefill=SimpleNamespace(chunks=[chunk]),
+        decode=SimpleNamespace(requires_padding=False, seq_lens=lengths, block_table=table),
+    )
+    seen: dict[str, torch.Tensor] = {}
+
+    def prefill_topk(logits, starts, ends, out, rows, stride, step, k) -> None:
+        seen["prefill"] = logits.clone()
+        assert (rows, stride, step, k) == (3, 66, 1, 512) and bool((out == -1).all())
+        out[:, 0] = 7
+
+    def decode_topk(logits, lengths, out, scratch, k, width) -> None:
+        seen["decode"] = logits.clone()
+        assert k == 512 and scratch.numel() == indexer.TOPK_WORKSPACE_BYTES and bool((out == -1).all())
+        out[:, 0] = 9
+
+    monkeypatch.setattr(torch.ops, "_C", SimpleNamespace(persistent_topk=decode_topk), raising=False)
+    monkeypatch.setattr(native, "workspace", lambda device: SimpleNamespace(multiprocessors=82))
+    module = SimpleNamespace(
+        get_forward_context=lambda: SimpleNamespace(attn_metadata={"k": own}),
+        current_workspace_manager=lambda: SimpleNamespace(
+            get_simultaneous=lambda *specs: [torch.empty(shape, dtype=kind) for shape, kind in specs]
+        ),
+        eager_break_during_capture=lambda function: function,
+        ops=SimpleNamespace(top_k_per_row_prefill=prefill_topk),
+    )
+    forward = indexer.make_forward(module, 512)
+    buffer = torch.full((8, 512), 3, dtype=torch.int32, device=device)
+    op = SimpleNamespace(
+        k_cache=SimpleNamespace(prefix="k", kv_cache=cache),
+        topk_indices_buffer=buffer,
+        topk_tokens=512,
+        max_model_len=128,
+    )
+    assert forward(op, torch.zeros(5, 8, device=device), query, None, weights) is buffer
+    assert buffer[:, 0].tolist() == [9, 9, 7, 7, 7, 3, 3, 3] and set(buffer[:5, 1:].flatten().tolist()) == {-1}
+    want = indexer_logits.decode_reference(query[:2].unsqueeze(1), weights[:2], cache, lengths, table, 128)
+    torch.testing.assert_close(seen["decode"][0, :70], want[0, :70], rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(seen["decode"][1, :3], want[1, :3], rtol=1e-4, atol=1e-3)
+    columns = indexer_logits.Columns(chunk.token_to_seq, chunk.cu_seq_lens, chunk.block_table)
+    want = indexer_logits.prefill_reference(
+        query[2:], weights[2:], cache, columns, chunk.cu_seqlen_ks, chunk.cu_seqlen_ke
+    )
+    there = torch.isfinite(want)
+    torch.testing.assert_close(seen["prefill"][there], want[there], rtol=1e-4, atol=1e-3)
