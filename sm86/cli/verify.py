@@ -9,21 +9,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sm86.errors import CouldNotRun
 from sm86.record import save
 from sm86.record.store import RESULTS_DIR
 from sm86.spec import Envelope, load_envelope
-from sm86.spec.argv import CONTAINER_PORT
 from sm86.verify.findings import FAIL, NOT_APPLICABLE, NOT_SEEN, PASS, Finding, Report
 from sm86.verify.record import report_to_record
 from sm86.verify.verify import verify_log
 
-if TYPE_CHECKING:
-    from sm86.host.engine import ServerEngine
-
-ROOT = Path(__file__).parents[2]
 CHUNK_BYTES = 1 << 20
 
 _STYLE = {PASS: "green", FAIL: "bold red", NOT_SEEN: "yellow", NOT_APPLICABLE: "dim"}
@@ -149,22 +144,13 @@ def _of_stdin() -> Iterator[bytes]:
 
 def _of_server(envelope: Envelope, engine: str) -> Iterator[bytes]:
     """The whole log that the engine still has, earlier starts of the same server included."""
-    from sm86.host.engine import ENGINES
+    from sm86.boot.state import MISSING
+    from sm86.cli.engines import open_engine
 
-    if engine not in ENGINES:
-        raise CouldNotRun(f"there is no engine {engine!r}", f"use one of: {', '.join(ENGINES)}")
-    server = _docker_server(envelope) if engine == "docker" else _local_server(envelope)
+    server = open_engine(envelope, engine)
+    if server.state().kind == MISSING:
+        raise CouldNotRun(
+            f"{envelope.name} has no server on the engine {engine}, so there is no log of it",
+            f"start it with invoke up --envelope {envelope.name}, or give a log with --log FILE",
+        )
     return server.log_chunks(follow=False)
-
-
-def _docker_server(envelope: Envelope) -> ServerEngine:
-    from sm86.host.docker import require_engine
-    from sm86.host.docker_engine import DockerEngine
-
-    return DockerEngine(envelope, require_engine(), ROOT)
-
-
-def _local_server(envelope: Envelope) -> ServerEngine:
-    from sm86.host.local import LocalEngine
-
-    return LocalEngine(envelope, CONTAINER_PORT)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from verify_logs import GOOD, good, load_envelope, read, replaced
 
+from sm86.boot.state import MISSING, RUNNING, EngineState
+from sm86.cli import engines
 from sm86.cli import verify as command
 from sm86.errors import CouldNotRun
 from sm86.record import load
@@ -93,6 +95,28 @@ def test_a_terminal_as_standard_input_is_refused(monkeypatch):
 def test_a_log_may_be_handed_over_in_chunks():
     data = good().encode()
     assert command.verify(GOOD, None, chunks=[data[:5000], data[5000:]], results=None) == 0
+
+
+class Server:
+    """An engine of the command line, as far as verifying needs it."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def state(self) -> EngineState:
+        return EngineState(self.kind)
+
+    def log_chunks(self, follow: bool) -> list[bytes]:
+        assert not follow
+        return [good().encode()]
+
+
+def test_without_a_log_the_servers_own_is_judged(monkeypatch):
+    monkeypatch.setattr(engines, "open_engine", lambda envelope, engine: Server(RUNNING))
+    assert command.verify(GOOD, None, results=None) == 0
+    monkeypatch.setattr(engines, "open_engine", lambda envelope, engine: Server(MISSING))
+    with pytest.raises(CouldNotRun, match="no server"):
+        command.verify(GOOD, None, results=None)
 
 
 NO_LOGS = {
