@@ -108,7 +108,8 @@ def _verdict_line(result: BenchResult, mark: str) -> str:
         return f"measured and coherent; {result.comparison.verdict}{mark}"
     states = {verdict.name: verdict.state for verdict in result.verdicts}
     bad = [name for name in judge.GATES if states[name] not in ("pass", "not applicable")]
-    return f"not a result: {', '.join(f'{name} ({states[name]})' for name in bad)}{mark}"
+    why = ", ".join(f"{name} ({states[name]})" for name in bad) or "neither text nor answers could be judged"
+    return f"not a result: {why}{mark}"
 
 
 def _state(name: str, state: str) -> str:

@@ -51,7 +51,7 @@ def run(
         alone = rounds.alone(made)
         same = rounds.same_prompt(made)
         repeats, observed = rounds.measure(made, sample_s)
-        prose, nan = rounds.prose(made)
+        prose = rounds.prose(made)
     except ServerFault as fault:
         raise failed(fault, plan) from None
     measured = [repeat.timelines for repeat in repeats]
@@ -59,7 +59,7 @@ def run(
     verdicts = (
         window_verdict(repeats),
         judge.text(alone, measured, prose),
-        judge.log_probabilities(prose, nan),
+        judge.log_probabilities(prose),
         judge.known_answers([prompt.facts for prompt in made], alone, measured),
         judge.same_prompt(same, plan.sequences),
         judge.prompt_length(lengths, plan.prompt_tokens),

@@ -6,7 +6,8 @@ the text is coherent, but a person should know.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from sm86.measure import coherence
 from sm86.measure.prompts import REACHED, Fact, read_answers
@@ -28,67 +29,79 @@ SAME_TOKENS = 16
 
 
 def is_good(verdicts: Sequence[Verdict]) -> bool:
-    """Measured and coherent: every gate passes or does not apply."""
+    """Measured and coherent: every gate passes or does not apply, and text or answers really pass."""
     states = {verdict.name: verdict.state for verdict in verdicts}
-    return all(states.get(gate) in ("pass", "not applicable") for gate in GATES)
+    shown = "pass" in (states.get(TEXT), states.get(ANSWERS))
+    return shown and all(states.get(gate) in ("pass", "not applicable") for gate in GATES)
 
 
-def text(alone: Sequence[Timeline], measured: Sequence[Sequence[Timeline]], prose: Sequence[Timeline]) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class Prose:
+    """The round of prose: one timeline per sequence; what was faulty, once more alone (by 0-based sequence);
+    the server's words where it refused the round because a log probability was not a number."""
+
+    together: tuple[Timeline, ...] = ()
+    alone: Mapping[int, Timeline] = field(default_factory=dict)
+    refused: str = ""
+
+
+def text(alone: Sequence[Timeline], measured: Sequence[Sequence[Timeline]], prose: Prose) -> Verdict:
     """Statistics of the prose written at N, and of the measured text as far as the model would have written it.
 
-    alone, prose: one per sequence; measured: per repeat, one per sequence. The measured text is forced to its
-    length, so only as many tokens of it count as the same prompt gave alone before its natural end. Where greedy
-    text is already faulty alone, and the sampled prose of that sequence is sound, it is the model's own habit.
+    alone: one per sequence; measured: per repeat, one per sequence. The measured text is forced to its length, so
+    only as many tokens of it count as the same prompt gave alone before its natural end. A fault that the same
+    request shows alone as well is the model's habit; but where nothing is sound the check does not pass.
     """
     faults: list[str] = []
     short: list[str] = []
-    habits: list[str] = []
+    habits: set[int] = set()
     sound: set[int] = set()
-    for number, timeline in enumerate(prose, 1):
-        if timeline.tokens and not (timeline.text or timeline.reasoning).strip():
-            faults.append(f"sequence {number} wrote {timeline.tokens} tokens of prose without any text")
-            continue
-        found = coherence.faults(timeline.text or timeline.reasoning)
+    for index, timeline in enumerate(prose.together):
+        found = _faults(timeline, timeline.tokens)
         if found is None:
-            short.append(f"sequence {number}")
-        elif found:
-            faults.append(f"prose of sequence {number}: {found[0]}")
+            short.append(f"sequence {index + 1}")
+        elif not found:
+            sound.add(index)
+        elif index in prose.alone and _faults(prose.alone[index], prose.alone[index].tokens):
+            habits.add(index)
         else:
-            sound.add(number)
+            faults.append(f"prose of sequence {index + 1}: {found[0]}")
     for repeat, timelines in enumerate(measured, 1):
-        for number, (timeline, single) in enumerate(zip(timelines, alone, strict=True), 1):
-            if timeline.tokens and not (timeline.text or timeline.reasoning).strip():
-                faults.append(f"repeat {repeat}, sequence {number}: {timeline.tokens} tokens without any text")
-                continue
-            found = coherence.faults(timeline.text_up_to(single.tokens))
+        for index, (timeline, single) in enumerate(zip(timelines, alone, strict=True)):
+            found = _faults(timeline, single.tokens)
             if not found:
                 continue
-            if number in sound and coherence.faults(single.text):
-                habits.append(f"sequence {number}")
+            if index in sound | habits and _faults(single, single.tokens):
+                habits.add(index)
             else:
-                faults.append(f"repeat {repeat}, sequence {number}: {found[0]}")
+                faults.append(f"repeat {repeat}, sequence {index + 1}: {found[0]}")
     if faults:
         return Verdict(TEXT, "fail", _some(faults))
-    if short or not prose:
+    if short or not prose.together:
         who = ", ".join(short) if short else "no sequence"
         return Verdict(TEXT, "not seen", f"too little prose to judge before the natural end: {who}")
-    note = ""
-    if habits:
-        who = ", ".join(dict.fromkeys(habits))
-        note = f"; greedy text loops alone as well ({who}), which is the model's habit"
-    return Verdict(
-        TEXT, "pass", f"no loops, mixed scripts, broken characters or soup in the prose of {len(prose)}{note}"
-    )
+    names = ", ".join(f"sequence {index + 1}" for index in sorted(habits))
+    if not sound:
+        return Verdict(TEXT, "not applicable", f"the model writes such text alone as well: {names}")
+    note = f"; faults that the model shows alone as well were left out ({names})" if habits else ""
+    return Verdict(TEXT, "pass", f"no loops, mixed scripts, broken characters or soup in prose{note}")
 
 
-def log_probabilities(prose: Sequence[Timeline], server_said: str = "") -> Verdict:
-    """Whether every log probability at N is a number; `server_said`: the error with which the server refused them."""
-    if server_said:
-        return Verdict(LOGITS, "fail", f"the logits are not numbers: the server said {server_said!r}")
-    bad = [str(number) for number, timeline in enumerate(prose, 1) if timeline.bad_logprob]
+def _faults(timeline: Timeline, tokens: int) -> tuple[str, ...] | None:
+    """Faults of the text of the first `tokens` tokens; None where it is too short to tell."""
+    if timeline.tokens and not (timeline.text or timeline.reasoning).strip():
+        return (f"{timeline.tokens} tokens without any text",)
+    return coherence.faults(timeline.text_up_to(tokens) if timeline.text else timeline.reasoning)
+
+
+def log_probabilities(prose: Prose) -> Verdict:
+    """Whether every log probability at N is a number."""
+    if prose.refused:
+        return Verdict(LOGITS, "fail", f"the logits are not numbers: the server said {prose.refused!r}")
+    bad = [str(number) for number, timeline in enumerate(prose.together, 1) if timeline.bad_logprob]
     if bad:
         return Verdict(LOGITS, "fail", f"the logits are not numbers in sequence {', '.join(bad)}")
-    if not prose or any(timeline.bad_logprob is None for timeline in prose):
+    if not prose.together or any(timeline.bad_logprob is None for timeline in prose.together):
         return Verdict(LOGITS, "not seen", "the server sent no log probabilities")
     return Verdict(LOGITS, "pass", "all log probabilities are numbers")
 

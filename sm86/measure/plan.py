@@ -15,7 +15,7 @@ ROOM_TOKENS = 64
 MIN_DECODE_TOKENS = MIN_TOKENS + 32
 """The window needs MIN_TOKENS of every sequence, and sequences never start and end at the same token."""
 
-PROSE_TOKENS = 320
+PROSE_TOKENS = 224
 COLD_TOKENS = 256
 WARM_SHARE = 0.8
 

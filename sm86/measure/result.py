@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from sm86.measure.compare import Comparison
-from sm86.measure.judge import is_good
+from sm86.measure.judge import Prose, is_good
 from sm86.measure.plan import BenchPlan
 from sm86.measure.preflight import ServerFacts
 from sm86.measure.prompts import Fact, Prompt
@@ -54,7 +54,7 @@ class BenchResult:
     prompts: tuple[Prompt, ...]
     repeats: tuple[Repeat, ...]
     alone: tuple[Timeline, ...]
-    prose: tuple[Timeline, ...]
+    prose: Prose
     verdicts: tuple[Verdict, ...]
     comparison: Comparison
 
@@ -162,7 +162,7 @@ def _details(result: BenchResult) -> dict[str, Any]:
         },
         "facts": [[_fact(fact) for fact in prompt.facts] for prompt in result.prompts],
         "alone": [_text(timeline) for timeline in result.alone],
-        "together": [_text(timeline) for timeline in result.prose],
+        "together": [_text(timeline) for timeline in result.prose.together],
         "repeats": [_repeat(repeat) for repeat in result.repeats],
     }
 

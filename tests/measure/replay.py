@@ -58,7 +58,7 @@ class Behaviour:
     forgets: set[int] = field(default_factory=set)
     leaks: dict[int, int] = field(default_factory=dict)
     loops: set[int] = field(default_factory=set)  # in measured text
-    prose_loops: bool = False
+    prose_loops: str = ""  # "together", or "always"
     mute: bool = False
     same_differs: bool = False
     fault: str = ""  # of the phase below
@@ -229,6 +229,10 @@ class _Handler(BaseHTTPRequestHandler):
             with replay.lock:
                 replay.running -= 1
 
+    def prose_asked_together(self, sequence: int) -> bool:
+        """Whether this is the first time that the sequence's prose is asked: alone it is only asked again."""
+        return len(self.replay.sent.get(("prose", sequence), ())) == 0
+
     def texts(self, body: dict[str, Any], phase: str, sequence: int) -> list[str]:
         """The text of every token the request will get."""
         b, prompt = self.replay.behaviour, body["prompt"]
@@ -242,7 +246,8 @@ class _Handler(BaseHTTPRequestHandler):
         if b.mute and phase in ("measured", "prose"):
             return [""] * limit
         if phase == "prose":
-            words = ["again "] * 400 if b.prose_loops else [w + " " for w in prose.words(f"prose {sequence}", 400)]
+            loops = b.prose_loops == "always" or (b.prose_loops == "together" and self.prose_asked_together(sequence))
+            words = ["again "] * 400 if loops else [w + " " for w in prose.words(f"prose {sequence}", 400)]
         else:
             if not b.knows or (together and sequence in b.forgets):
                 facts = [(name, "0") for name, _ in facts]

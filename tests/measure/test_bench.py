@@ -195,7 +195,7 @@ def test_the_cross_check_warns(behaviour, words):
         (Behaviour(rate=FAST, forgets={1}), judge.ANSWERS, "known alone; together it said 0"),
         (Behaviour(rate=FAST, leaks={1: 0}), judge.ANSWERS, "only sequence 1 was told"),
         (Behaviour(rate=FAST, loops={0}), judge.TEXT, "repeat 1, sequence 1"),
-        (Behaviour(rate=FAST, prose_loops=True), judge.TEXT, "prose of sequence 1"),
+        (Behaviour(rate=FAST, prose_loops="together"), judge.TEXT, "prose of sequence 1"),
         (Behaviour(rate=FAST, mute=True), judge.TEXT, "without any text"),
         (Behaviour(rate=FAST, logprobs=None), judge.LOGITS, "not numbers"),
         (Behaviour(rate=FAST, fault="nan 400", fault_phase="prose"), judge.LOGITS, "Out of range"),
@@ -206,6 +206,15 @@ def test_incoherence_at_n(behaviour, check, words):
     result = measure(behaviour)
     assert states(result)[check] == "fail" and words in text_of(result, check)
     assert not result.good
+
+
+def test_a_model_that_always_loops_is_not_judged_by_its_loops():
+    result = measure(Behaviour(rate=FAST, prose_loops="always"))
+    assert states(result)[judge.TEXT] == "not applicable"
+    assert result.good  # its answers show that it is sound
+    blank = measure(Behaviour(rate=FAST, prose_loops="always", knows=False))
+    assert states(blank)[judge.ANSWERS] == "not applicable"
+    assert not blank.good
 
 
 def test_a_model_that_knows_nothing_is_not_applicable():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sm86.measure import judge, prose
+from sm86.measure.judge import Prose
 from sm86.measure.prompts import Fact
 from sm86.measure.timeline import Timeline
 from sm86.record import Verdict
@@ -34,50 +35,67 @@ def said(text: str, tokens: int | None = None, **more) -> Timeline:
     return Timeline(**{**values, **more})
 
 
+def prose_of(*texts: str | Timeline, alone: dict[int, str] | None = None, refused: str = "") -> Prose:
+    lines = tuple(text if isinstance(text, Timeline) else said(text) for text in texts)
+    return Prose(lines, {index: said(text) for index, text in (alone or {}).items()}, refused)
+
+
 def test_sound_text_passes():
-    verdict = judge.text([said(SOUND)], [[said(SOUND)]], [said(SOUND)])
+    verdict = judge.text([said(SOUND)], [[said(SOUND)]], prose_of(SOUND))
     assert verdict.state == "pass"
 
 
 def test_a_fault_at_n_fails_and_is_named():
-    verdict = judge.text([said(SOUND), said(SOUND)], [[said(SOUND), said(LOOP)]], [said(SOUND)] * 2)
+    verdict = judge.text([said(SOUND), said(SOUND)], [[said(SOUND), said(LOOP)]], prose_of(SOUND, SOUND))
     assert verdict.state == "fail" and "repeat 1, sequence 2" in verdict.text
-    assert judge.text([said(SOUND)], [[said(SOUND)]], [said(LOOP)]).state == "fail"
+    assert judge.text([said(SOUND)], [[said(SOUND)]], prose_of(LOOP)).state == "fail"
+    # sound alone, faulty together
+    verdict = judge.text([said(SOUND)] * 2, [[said(SOUND)] * 2], prose_of(SOUND, LOOP, alone={1: SOUND}))
+    assert verdict.state == "fail" and "prose of sequence 2" in verdict.text
 
 
 def test_text_behind_the_natural_end_is_not_judged():
     forced = SOUND[:300] + "again " * 200
-    assert judge.text([said(SOUND[:300])], [[said(forced)]], [said(SOUND)]).state == "pass"
-    assert judge.text([said(SOUND + SOUND)], [[said(forced)]], [said(SOUND)]).state == "fail"
+    assert judge.text([said(SOUND[:300])], [[said(forced)]], prose_of(SOUND)).state == "pass"
+    assert judge.text([said(SOUND + SOUND)], [[said(forced)]], prose_of(SOUND)).state == "fail"
 
 
-def test_a_habit_of_greedy_decoding_is_no_fault_of_the_server():
-    verdict = judge.text([said(LOOP)], [[said(LOOP)]], [said(SOUND)])
-    assert verdict.state == "pass" and "habit" in verdict.text
-    # but only where the sampled prose shows that the server can
-    assert judge.text([said(LOOP)], [[said(LOOP)]], [said(LOOP)]).state == "fail"
-    assert judge.text([said(LOOP)], [[said(LOOP)]], [said("short")]).state == "fail"
+def test_what_the_model_writes_alone_as_well_is_its_habit():
+    verdict = judge.text([said(LOOP)], [[said(LOOP)]], prose_of(SOUND))
+    assert verdict.state == "pass" and "left out (sequence 1)" in verdict.text
+    both = [said(LOOP), said(SOUND)]
+    verdict = judge.text(both, [both], prose_of(LOOP, SOUND, alone={0: LOOP}))
+    assert verdict.state == "pass" and "left out (sequence 1)" in verdict.text
+    # but greedy loops count where nothing shows that the sequence's slot can do better or is always so
+    assert judge.text([said(LOOP)], [[said(LOOP)]], prose_of(LOOP)).state == "fail"
+    assert judge.text([said(LOOP)], [[said(LOOP)]], prose_of("short")).state == "fail"
+
+
+def test_where_nothing_is_sound_the_check_does_not_pass():
+    lines = [said(LOOP)] * 2
+    verdict = judge.text(lines, [lines], prose_of(LOOP, LOOP, alone={0: LOOP, 1: LOOP}))
+    assert verdict.state == "not applicable"
 
 
 def test_too_little_prose_is_not_seen():
-    verdict = judge.text([said(SOUND)] * 2, [[said(SOUND)] * 2], [said(SOUND), said("The end.")])
+    verdict = judge.text([said(SOUND)] * 2, [[said(SOUND)] * 2], prose_of(SOUND, "The end."))
     assert verdict.state == "not seen" and "sequence 2" in verdict.text
-    assert judge.text([said(SOUND)], [[said(SOUND)]], []).state == "not seen"
+    assert judge.text([said(SOUND)], [[said(SOUND)]], prose_of()).state == "not seen"
 
 
 @pytest.mark.parametrize("empty", ["", "  \n"])
 def test_tokens_without_text_fail(empty):
-    assert judge.text([said(SOUND)], [[said(empty, 512)]], [said(SOUND)]).state == "fail"
-    assert judge.text([said(SOUND)], [[said(SOUND)]], [said(empty, 64)]).state == "fail"
+    assert judge.text([said(SOUND)], [[said(empty, 512)]], prose_of(SOUND)).state == "fail"
+    assert judge.text([said(SOUND)], [[said(SOUND)]], prose_of(said(empty, 64))).state == "fail"
 
 
 def test_log_probabilities():
-    assert judge.log_probabilities([said("a"), said("b")]).state == "pass"
-    bad = judge.log_probabilities([said("a"), said("b", bad_logprob=True)])
+    assert judge.log_probabilities(prose_of("a", "b")).state == "pass"
+    bad = judge.log_probabilities(prose_of("a", said("b", bad_logprob=True)))
     assert bad.state == "fail" and "sequence 2" in bad.text
-    assert judge.log_probabilities([said("a", bad_logprob=None)]).state == "not seen"
-    assert judge.log_probabilities([]).state == "not seen"
-    assert judge.log_probabilities([], "Out of range float values: nan").state == "fail"
+    assert judge.log_probabilities(prose_of(said("a", bad_logprob=None))).state == "not seen"
+    assert judge.log_probabilities(prose_of()).state == "not seen"
+    assert judge.log_probabilities(prose_of(refused="Out of range float values: nan")).state == "fail"
 
 
 @pytest.mark.parametrize(
@@ -158,3 +176,7 @@ def test_gates():
             changed = [Verdict(v.name, state if v.name == name else v.state, "") for v in good]
             assert judge.is_good(changed) is fine
     assert not judge.is_good(good[1:])
+    nothing_shown = [
+        Verdict(v.name, "not applicable" if v.name in (judge.TEXT, judge.ANSWERS) else "pass", "") for v in good
+    ]
+    assert not judge.is_good(nothing_shown)
