@@ -8,6 +8,7 @@ its source; a library of another source is refused at load.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -65,6 +66,14 @@ def build(output: Path) -> Path:
             raise Refused(f"nvcc failed on {SOURCE.name}: {done.stderr.strip()[-400:]}", "see nvcc's words above")
         os.replace(made, output)
     return output
+
+
+def build_once(output: Path) -> Path:
+    """`build` unless `output` is there; ranks that start together wait for the first of them."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return output if output.exists() else build(output)
 
 
 def cuda_resources() -> list[tuple[str, str, int, int, int, int, str]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from sm86.backend.attention import plan
-from sm86.backend.attention.build import LIBRARY, build, cache_path, source_hash
+from sm86.backend.attention.build import LIBRARY, build_once, cache_path, source_hash
 from sm86.backend.attention.reference import Source
 from sm86.backend.layout import HEAD_DIMS, MAIN_RECORD_BYTES, MAIN_SCALE_BYTES
 from sm86.backend.refusal import Refused
@@ -65,8 +65,7 @@ def library_path() -> Path:
     beside = Path(__file__).with_name(LIBRARY)
     if beside.exists():
         return beside
-    cached = cache_path()
-    return cached if cached.exists() else build(cached)
+    return build_once(cache_path())
 
 
 @cache
