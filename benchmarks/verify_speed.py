@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,13 +113,72 @@ def write_log(path: Path, kind: str, size: int) -> None:
             written += file.write(block)
 
 
-def run(path: Path) -> dict[str, object]:
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One fresh process: seconds, MB, physical lines, and the state of each rule."""
+
+    wall_s: float
+    processor_s: float
+    peak_mb: float
+    lines: int
+    states: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One kind of log: the median run against the limits."""
+
+    name: str
+    lines: int
+    median_s: float
+    spread_s: float
+    processor_s: float
+    limit_s: float
+    peak_mb: float
+    limit_mb: int
+    changed_findings: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return self.median_s <= self.limit_s and self.peak_mb <= self.limit_mb and not self.changed_findings
+
+    def words(self) -> str:
+        changed = f"; findings changed: {', '.join(self.changed_findings)}" if self.changed_findings else ""
+        return (
+            f"{self.name}: median {self.median_s} s of {RUNS} fresh processes (spread {self.spread_s} s, processor "
+            f"{self.processor_s} s), limit {self.limit_s} s; peak {self.peak_mb} MB, limit {self.limit_mb} MB; "
+            f"{self.lines} lines: {'ok' if self.ok else 'OVER'}{changed}"
+        )
+
+
+def run(path: Path) -> Run:
     command = [sys.executable, "-c", CHILD, ENVELOPE, str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     if done.returncode:
         sys.exit(f"verify failed:\n{done.stderr.strip()[-800:]}")
-    result: dict[str, object] = json.loads(done.stdout)
-    return result
+    return Run(**json.loads(done.stdout))
+
+
+def measure(kind: str, megabytes: int, boot: Run) -> Result:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "server.log"
+        write_log(path, kind, megabytes * 1_000_000)
+        runs = [run(path) for _ in range(RUNS)]
+    walls = [one.wall_s for one in runs]
+    # bars that go on for ever stand somewhere else in the end, and are then rightly no longer complete
+    free = {"graphs-captured"} if kind == "progress bars" else set()
+    changed = {rule for rule, state in runs[0].states.items() if state != boot.states[rule]} - free
+    return Result(
+        name=kind,
+        lines=runs[0].lines,
+        median_s=round(statistics.median(walls), 3),
+        spread_s=round(max(walls) - min(walls), 3),
+        processor_s=round(statistics.median(one.processor_s for one in runs), 3),
+        limit_s=LIMIT_S,
+        peak_mb=round(max(one.peak_mb for one in runs), 1),
+        limit_mb=LIMIT_MB,
+        changed_findings=tuple(sorted(changed)),
+    )
 
 
 def main() -> int:
@@ -126,54 +186,15 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--megabytes", type=int, default=100, help="size of each log (default: 100)")
     options = parser.parse_args()
-    boot_states = run(BOOT)["states"]
-    results = []
-    for kind in KINDS:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "server.log"
-            write_log(path, kind, options.megabytes * 1_000_000)
-            runs = [run(path) for _ in range(RUNS)]
-        walls = [float(str(one["wall_s"])) for one in runs]
-        # a bar that goes on for ever stands somewhere else in the end, and is then rightly no longer complete
-        changed = [
-            rule
-            for rule, state in dict(runs[0]["states"]).items()  # type: ignore[call-overload]
-            if state != boot_states[rule] and not (kind == "progress bars" and rule == "graphs-captured")  # type: ignore[index]
-        ]
-        peak = max(float(str(one["peak_mb"])) for one in runs)
-        results.append(
-            {
-                "name": kind,
-                "lines": runs[0]["lines"],
-                "median_s": round(statistics.median(walls), 3),
-                "spread_s": round(max(walls) - min(walls), 3),
-                "processor_s": round(statistics.median(float(str(one["processor_s"])) for one in runs), 3),
-                "limit_s": LIMIT_S,
-                "peak_mb": round(peak, 1),
-                "limit_mb": LIMIT_MB,
-                "changed_findings": changed,
-                "ok": statistics.median(walls) <= LIMIT_S and peak <= LIMIT_MB and not changed,
-            }
-        )
+    boot = run(BOOT)
+    results = [measure(kind, options.megabytes, boot) for kind in KINDS]
     if options.json:
-        machine = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.platform()}
-        values = {
-            "schema": "sm86.benchmark",
-            "version": 1,
-            "megabytes": options.megabytes,
-            **machine,
-            "results": results,
-        }
-        print(json.dumps(values, indent=2))
+        machine = {"machine": platform.machine(), "python": platform.python_version(), "runs": RUNS}
+        values = [{**asdict(result), "ok": result.ok} for result in results]
+        print(json.dumps({"schema": "sm86.benchmark.verify", "version": 1, **machine, "results": values}, indent=2))
     else:
-        for one in results:
-            print(
-                f"{'ok' if one['ok'] else 'OVER':5} {one['name']:24} {one['median_s']:6.2f} s of {LIMIT_S:.1f} s "
-                f"(spread {one['spread_s']:.2f}, processor {one['processor_s']:.2f}), {one['peak_mb']:.0f} MB of "
-                f"{LIMIT_MB} MB, {one['lines']} lines"
-                + (f"; findings changed: {', '.join(one['changed_findings'])}" if one["changed_findings"] else "")
-            )
-    return 0 if all(one["ok"] for one in results) else 1
+        print("\n".join(result.words() for result in results))
+    return 0 if all(result.ok for result in results) else 1
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class LogReader:
         self._line = 1
         self._source: Source | None = None
         self._bars: dict[tuple[type, str], tuple[int, int]] = {}
-        self._still = b""
+        self._still = self._still_shape = b""
 
     @property
     def lines(self) -> int:
@@ -118,7 +118,7 @@ class LogReader:
     def _read_segment(
         self, number: int, segment: bytes, shape: bytes, source: Source | None, finished: bool
     ) -> list[ev.Event]:
-        if shape in self._boring or self._stands_still(segment) or not self._is_worth_reading(segment, shape):
+        if shape in self._boring or self._stands_still(segment, shape) or not self._is_worth_reading(segment, shape):
             return []
         found: list[ev.Event] = []
         bars_only = True
@@ -128,14 +128,19 @@ class LogReader:
                 bars_only = bars_only and isinstance(event, _BARS)
                 if self._is_new(event):
                     found.append(event)
-        cut = segment.rfind(b" [")
-        self._still = segment[:cut] if bars_only and parts and cut > 0 else b""
+        self._keep_bar(segment, shape, bars_only)
         return found
 
-    def _stands_still(self, segment: bytes) -> bool:
-        """Whether this is the bar that was read last, at the same step: only its times differ."""
-        still = self._still
-        return bool(still) and segment.startswith(still) and _TIMING.fullmatch(segment, len(still)) is not None
+    def _keep_bar(self, segment: bytes, shape: bytes, bars_only: bool) -> None:
+        cut = segment.rfind(b" [")
+        if bars_only and cut > 0 and _TIMING.fullmatch(segment, cut):
+            self._still, self._still_shape = segment[:cut], shape
+        else:
+            self._still = self._still_shape = b""
+
+    def _stands_still(self, segment: bytes, shape: bytes) -> bool:
+        """Whether this is the bar that was read last, at the same step: only the digits of its times differ."""
+        return shape == self._still_shape and shape != b"" and segment.startswith(self._still)
 
     def _is_worth_reading(self, segment: bytes, shape: bytes) -> bool:
         if shape not in self._once and self._is_calm(segment):

@@ -114,7 +114,7 @@ def test_chunk_boundaries_never_change_the_events_of_any_log(data, cuts):
 class Plain(LogReader):
     """The reader without its short cuts: every line is decoded and read."""
 
-    def _stands_still(self, segment: bytes) -> bool:
+    def _stands_still(self, segment: bytes, shape: bytes) -> bool:
         return False
 
     def _is_worth_reading(self, segment: bytes, shape: bytes) -> bool:
