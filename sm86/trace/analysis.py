@@ -96,7 +96,8 @@ class View:
     unit: "step" or "graph"; units: how many are averaged; seen: how many had GPU events;
     partial, first, odd: how many are left out because kernels are lost, because one was the session's
     first, or because another kind of step (prefill) or too many shapes were there; starts, ends and
-    collectives per averaged unit in the order of their starts (ns; collectives in call order).
+    collectives per averaged unit in the order of their starts (ns; collectives in call order), and the
+    spreads, are of as many units as memory is kept for (units.SERIES_BYTES), totals of all.
     """
 
     unit: str
@@ -269,7 +270,7 @@ def _view(unit: str, tally: Tally, collector: Collector) -> View | None:
         tally.finish()
         lost, odd = _left_out(tally)
     shapes = list(tally.shapes.values())
-    chosen = [shape for i, shape in enumerate(shapes) if i not in lost and i not in odd and shape.count]
+    chosen = [shape for i, shape in enumerate(shapes) if i not in lost and i not in odd]
     if not chosen:
         # every unit lost kernels: show what there is rather than nothing, and say so
         chosen = [max(shapes, key=lambda shape: (shape.count, shape.nodes))] if shapes else []
@@ -331,12 +332,12 @@ def _summed(
         sum=Spread.of(sums),
         busy=Spread.of([value for shape in chosen for value in shape.busy]),
         span=Spread.of([value for shape in chosen for value in shape.spans]),
-        total=sum(sums),
+        total=sum(shape.total for shape in chosen),
         layers=_layer_counts(biggest),
         layers_agree=all(_layer_counts(shape) == _layer_counts(biggest) for shape in chosen),
         buckets=_bucket_rows(chosen, cells, named, names),
         per_layer=_layer_rows(cells, biggest.kinds),
-        shapes=tuple(_shape_row(shape, shape in chosen, i in lost) for i, shape in enumerate(shapes) if shape.count),
+        shapes=tuple(_shape_row(shape, shape in chosen, i in lost) for i, shape in enumerate(shapes)),
         starts=[item[0] for item in series],
         ends=[item[1] for item in series],
         collectives=[item[2] for item in series],

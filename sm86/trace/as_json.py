@@ -78,6 +78,7 @@ def view_json(view: View) -> dict[str, Any]:
         "label": view.label,
         "seen": view.seen,
         "units": view.units,
+        "spreads_of_units": len(view.starts),
         "left_out": {"partial": view.partial, "first_of_session": view.first, "not_comparable": view.odd},
         "sum_us": spread_json(view.sum),
         "busy_us": spread_json(view.busy),

@@ -152,7 +152,7 @@ def _common_units(by_rank: dict[int, FileResult], views: dict[int, View]) -> lis
     """The units that every rank has: per unit each rank's place in its view."""
     reference = min(views)
     base = by_rank[reference].base_ns
-    rows = [{reference: place} for place in range(views[reference].units)]
+    rows = [{reference: place} for place in range(len(views[reference].starts))]
     for rank in sorted(views):
         if rank == reference:
             continue
@@ -166,7 +166,7 @@ def _common_units(by_rank: dict[int, FileResult], views: dict[int, View]) -> lis
             )
             if place is not None:
                 matched.append({**row, rank: place})
-        if 2 * len(matched) < min(len(rows), views[rank].units) or not matched:
+        if 2 * len(matched) < min(len(rows), len(starts)) or not matched:
             raise CouldNotRun(
                 f"the {views[rank].unit}s of {by_rank[reference].path.name} and {by_rank[rank].path.name}"
                 " do not run at the same time",

@@ -19,6 +19,9 @@ from sm86.trace.layers import Placement, place
 PLAN_LIMIT = 64
 SHAPE_LIMIT = 2048
 BUCKETS = len(Bucket)
+# What may be kept per unit for medians and for comparing ranks: about 37,000 steps of DeepSeek-V4-Flash.
+SERIES_BYTES = 32 << 20
+ALWAYS_KEPT = 4
 
 
 @dataclass(slots=True)
@@ -67,7 +70,7 @@ def unit_of(names: array[int], streams: array[int], starts: list[int], durations
     )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Plan:
     """One set of stream sequences seen, with its placement and the time summed at each position (ns).
 
@@ -96,10 +99,11 @@ class Plan:
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Shape:
-    """All units that ran the same kernels equally often. Per unit: four times (ns) and its bucket sums.
+    """All units that ran the same kernels equally often; count and total (ns) are of every one of them.
 
+    Per unit, as long as SERIES_BYTES allow: its start, sum, busy and span (ns) and its bucket sums.
     cells: (layer, bucket) -> [calls, ns]; name_cells: (bucket, name) -> [calls, ns];
     collective_time: the durations of the collectives of one unit after the other, each in order.
     """
@@ -110,6 +114,8 @@ class Shape:
     graphs: int
     kinds: tuple[str, ...]
     collective_buckets: tuple[Bucket, ...]
+    count: int = 0
+    total: int = 0
     starts: array[int] = field(default_factory=lambda: array("q"))
     sums: array[int] = field(default_factory=lambda: array("q"))
     busy: array[int] = field(default_factory=lambda: array("q"))
@@ -118,10 +124,6 @@ class Shape:
     collective_time: array[int] = field(default_factory=lambda: array("q"))
     cells: dict[tuple[int, Bucket], list[int]] = field(default_factory=dict)
     name_cells: dict[tuple[Bucket, int], list[int]] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        return len(self.sums)
 
 
 class Tally:
@@ -138,6 +140,7 @@ class Tally:
         self.shapes: dict[tuple[str, frozenset[tuple[int, int]]], Shape] = {}
         self.held: Unit | None = None
         self.beyond_limit = 0
+        self._series_bytes = SERIES_BYTES
         self.units = 0
         self.example: Unit | None = None
         self._example_shape: Shape | None = None
@@ -189,16 +192,25 @@ class Tally:
         durations = unit.durations
         plan.time = [a + b for a, b in zip(plan.time, durations, strict=True)] if plan.units else list(durations)
         plan.units += 1
+        shape.count += 1
+        shape.total += unit.sum
+        cost = 8 * (4 + BUCKETS + len(plan.collectives))
+        if self._series_bytes >= cost or shape.count <= ALWAYS_KEPT:
+            self._series_bytes -= cost
+            self._keep_series(unit, plan)
+        self._consider_example(unit, shape, unit.span)
+
+    def _keep_series(self, unit: Unit, plan: Plan) -> None:
+        shape = plan.shape
         shape.starts.append(min(unit.starts))
         shape.sums.append(unit.sum)
         shape.busy.append(unit.busy)
         shape.spans.append(unit.span)
         by_bucket = [0] * BUCKETS
-        for bucket, duration in zip(plan.placement.buckets, durations, strict=True):
+        for bucket, duration in zip(plan.placement.buckets, unit.durations, strict=True):
             by_bucket[bucket] += duration
         shape.bucket_time.extend(by_bucket)
-        shape.collective_time.extend([durations[index] for index in plan.collectives])
-        self._consider_example(unit, shape, unit.span)
+        shape.collective_time.extend([unit.durations[index] for index in plan.collectives])
 
     def _plan_of(self, unit: Unit) -> Plan | None:
         key = (unit.names.tobytes(), unit.streams.tobytes(), unit.label)

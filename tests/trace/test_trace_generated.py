@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sm86.trace import units
 from sm86.trace.analysis import FileResult, View, analyse
 from sm86.trace.collect import GPU_CATEGORIES
 from sm86.trace.kernels import Bucket
@@ -149,6 +150,15 @@ def test_what_comes_too_late_for_a_pipe_is_left_out_and_said(tmp_path: Path) -> 
     writer.join()
     assert result.readings == 1 and result.late_launches > 30
     assert len(result.counts.orphan_groups) > 30
+
+
+def test_totals_are_exact_where_single_units_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "SERIES_BYTES", 3000)
+    result, truth = made(tmp_path, Recipe(steps=30, layers=SMALL, host_events=0))
+    view = result.steps
+    assert view is not None and view.units == 30 and len(view.starts) == len(view.collectives) < 15
+    assert {row.bucket.key: [row.calls, row.total] for row in view.buckets} == truth.totals()
+    assert view.total == sum(step["sum"] for step in truth.whole)
 
 
 def test_a_unit_larger_than_the_window_is_left_out_and_counted(tmp_path: Path) -> None:
