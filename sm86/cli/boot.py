@@ -46,7 +46,7 @@ def up(
     from sm86.host.watch import boot_and_wait
 
     envelope = load_envelope(envelope_name)
-    server = open_engine(envelope, engine, port, overrides, to_start=True)
+    server = open_engine(envelope, engine, port, overrides, dry_run=dry_run)
     if dry_run:
         print("\n".join(server.plan()))
         return EXIT_OK
@@ -60,6 +60,8 @@ def up(
             )
         if health(server.base_url) == 200:
             return _already(envelope, server, engine, json)
+    else:
+        server = open_engine(envelope, engine, port, overrides, to_start=True)
     try:
         with boot_view.progress(f"{envelope.name} {'is starting' if before.is_up else 'starts'} ({engine})") as show:
             result = boot_and_wait(server, envelope, show, attach=before.is_up)

@@ -23,11 +23,12 @@ def open_engine(
     port: str | int | None = None,
     overrides: Sequence[str] = (),
     to_start: bool = False,
+    dry_run: bool = False,
     root: Path | None = None,
 ) -> ServerEngine:
     """The engine for one envelope. port: None for SM86_PORT of the shell or `.env`, else 8000; overrides: NAME=VALUE of
-    this run; to_start: it will be started, so everything that needs is looked up (with --engine local, the embedded
-    environment is made ready, which may take minutes the first time).
+    this run; to_start: it will be started, so with --engine local its interpreter and model are looked up (the
+    embedded default's are made, which takes minutes the first time); dry_run: they are only named.
 
     Raises CouldNotRun: unknown engine, wrong port or override, faulty `.env`, no Docker, no interpreter or model.
     """
@@ -44,7 +45,7 @@ def open_engine(
         from sm86.host.docker_engine import DockerEngine
 
         return DockerEngine(envelope, require_engine(), root, number, settings)
-    return _local(envelope, number, settings, to_start, root)
+    return _local(envelope, number, settings, to_start, dry_run, root)
 
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
@@ -67,7 +68,9 @@ def check_dotenv(root: Path = ROOT) -> None:
     check(root / ".env", {variable.name for variable in settings(load_all())})
 
 
-def _local(envelope: Envelope, port: int | None, overrides: dict[str, str], to_start: bool, root: Path) -> ServerEngine:
+def _local(
+    envelope: Envelope, port: int | None, overrides: dict[str, str], to_start: bool, dry_run: bool, root: Path
+) -> ServerEngine:
     from sm86.cli.guard import whole_number
     from sm86.host.local import RUN_DIR, Launch, LocalEngine
     from sm86.host.settings import effective, read_dotenv
@@ -79,14 +82,15 @@ def _local(envelope: Envelope, port: int | None, overrides: dict[str, str], to_s
     number = port if port is not None else whole_number(text, PORT, 1024, 65535)
     assert number is not None
     launch = None
-    if to_start:
-        python, model = _embedded(root) if not envelope.uses_gpu else _rig(envelope, dotenv, root)
+    if to_start or dry_run:
+        python, model = _rig(envelope, dotenv, root) if envelope.uses_gpu else _embedded(envelope, root, dry_run)
         passed = {name: dotenv[name] for name in (*given.BY_NAME, *given.SETTINGS) if dotenv.get(name)}
         # the shell wins over .env, as it does with Compose
         own = {name: value for name, value in passed.items() if name not in os.environ}
-        launch = Launch(python, model, overrides, {**dict(envelope.environment), **own, **_search_path(root)})
+        search = _search_path(root) if envelope.uses_gpu else {}
+        launch = Launch(python, model, {**dict(envelope.environment), **own, **search})
     grace = float(service_of(envelope, load_pins()).stop_grace_s)
-    return LocalEngine(envelope, number, launch, grace, root / RUN_DIR)
+    return LocalEngine(envelope, number, launch, grace, root / RUN_DIR, overrides, port_matters=port is not None)
 
 
 def _search_path(root: Path) -> dict[str, str]:
@@ -120,7 +124,10 @@ def _rig(envelope: Envelope, dotenv: dict[str, str], root: Path) -> tuple[Path, 
     return Path(sys.executable), model
 
 
-def _embedded(root: Path) -> tuple[Path, Path]:
-    from sm86.embedded import environment  # type: ignore[attr-defined]
+def _embedded(envelope: Envelope, root: Path, dry_run: bool) -> tuple[Path, Path]:
+    from sm86.embedded import environment
 
-    return environment.ensure()
+    if dry_run:
+        folder = root / environment.FOLDER
+        return folder / "venv/bin/python3", folder / "models" / envelope.model.folder
+    return environment.ensure(root)

@@ -40,12 +40,11 @@ KILLED_WITHIN_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What `start` runs. python: the interpreter that has vLLM; model_path: the checkpoint's folder;
-    overrides: settings of this run, NAME to VALUE; environment: set for the process beside this one's own."""
+    """What `start` runs. python: the interpreter that has vLLM; model_path: the checkpoint's folder; environment: set
+    for the process beside this one's own."""
 
     python: Path
     model_path: Path
-    overrides: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -64,6 +63,7 @@ class Run:
     exit_code: int | None = None
     oom_killed: bool = False
     digest: str = ""
+    overrides: Mapping[str, str] = field(default_factory=dict)
 
 
 class LocalEngine:
@@ -78,9 +78,15 @@ class LocalEngine:
         launch: Launch | None = None,
         grace_s: float = 30.0,
         run_dir: Path = RUN_DIR,
+        overrides: Mapping[str, str] | None = None,
+        port_matters: bool = False,
     ) -> None:
+        """port: what `start` binds; port_matters: one that runs on another port `differs`; grace_s: between SIGTERM and
+        SIGKILL; overrides: settings of this run, NAME to VALUE."""
         self.envelope = envelope
         self._port = port
+        self._port_matters = port_matters
+        self._overrides = dict(overrides or {})
         self._launch = launch
         self._grace_s = grace_s
         # absolute, so that a later change of the working folder does not lose a running server
@@ -106,7 +112,7 @@ class LocalEngine:
         # -P: the folder it runs in must not shadow the installed vllm or sm86
         argv = [str(launch.python), "-P", "-m", "sm86.launch", "--envelope", self.envelope.name]
         argv += ["--model-path", str(launch.model_path), "--host", HOST, "--port", str(self._port)]
-        for name, value in launch.overrides.items():
+        for name, value in self._overrides.items():
             argv += ["--set", f"{name}={value}"]
         return tuple(argv)
 
@@ -188,12 +194,16 @@ class LocalEngine:
 
     def differs(self) -> str | None:
         run = self._run()
-        if run is None or self._launch is None:
+        if run is None:
             return None
         if run.digest != self.envelope.digest():
             return "its envelope was another one (the file has changed since)"
-        if run.argv != self.argv():
-            return f"it was started as: {' '.join(run.argv[4:])}"
+        if self._port_matters and run.port != self._port:
+            return f"it listens on port {run.port}"
+        for name, value in self._overrides.items():
+            has = run.overrides.get(name)
+            if has != value:
+                return f"it has {name}={has}" if has is not None else f"it was started without {name}"
         return None
 
     def _end(self, run: Run) -> tuple[bool, list[processes.Process]]:
@@ -250,6 +260,7 @@ class LocalEngine:
             argv=argv,
             oom_kills=processes.oom_kills(),
             digest=self.envelope.digest(),
+            overrides=self._overrides,
         )
         try:
             self._save(run)

@@ -14,5 +14,5 @@ from sm86.cli import boot, engines  # noqa: E402
 from sm86.cli.guard import guard  # noqa: E402
 
 engines.ROOT = Path(sys.argv[1])
-engines._embedded = lambda root: (HERE / "standin_server.py", Path("/models/m"))
+engines._embedded = lambda envelope, root, dry_run: (HERE / "standin_server.py", Path("/models/m"))
 sys.exit(guard(lambda: getattr(boot, sys.argv[2])(**json.loads(sys.argv[3]))))

@@ -60,7 +60,9 @@ def here(tmp_path, monkeypatch, capsys):
     """Runs a command in this process, in a clone of its own: for what ends before anything is started."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(engines, "ROOT", tmp_path)
-    monkeypatch.setattr(engines, "_embedded", lambda root: (HERE / "standin_server.py", Path("/models/m")))
+    monkeypatch.setattr(
+        engines, "_embedded", lambda envelope, root, dry_run: (HERE / "standin_server.py", Path("/models/m"))
+    )
 
     def run(function, **arguments):
         told = {"envelope_name": "cpu-smoke", "engine": "local", **arguments}
@@ -299,3 +301,16 @@ def test_on_a_terminal_the_phases_are_redrawn_and_the_end_is_plain(commands):
 )
 def test_durations(seconds, words):
     assert boot_view.duration(seconds) == words
+
+
+def test_saying_what_would_be_done_makes_no_environment(tmp_path, monkeypatch, capsys):
+    from sm86.embedded import environment
+
+    def made(*_):
+        raise AssertionError("the environment was made")
+
+    monkeypatch.setattr(environment, "ensure", made)
+    monkeypatch.setattr(engines, "ROOT", tmp_path)
+    assert guard(lambda: boot.up("cpu-smoke", "local", dry_run=True)) == 0
+    assert f"{tmp_path}/.cache/engine-cpu/venv/bin/python3 -P -m sm86.launch" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())

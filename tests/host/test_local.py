@@ -33,8 +33,8 @@ def make(tmp_path):
     made = []
 
     def build(*steps, grace_s=2.0, port=None, overrides=None):
-        launch = Launch(STANDIN, Path("/models/m"), overrides or {}, {"STANDIN_STEPS": json.dumps(steps)})
-        engine = LocalEngine(ENVELOPE, port or free_port(), launch, grace_s, tmp_path / "run")
+        launch = Launch(STANDIN, Path("/models/m"), {"STANDIN_STEPS": json.dumps(steps)})
+        engine = LocalEngine(ENVELOPE, port or free_port(), launch, grace_s, tmp_path / "run", overrides)
         made.append(engine)
         return engine
 
@@ -171,6 +171,22 @@ def test_starting_twice_is_refused(make):
     engine.start()
     with pytest.raises(CouldNotRun, match="already runs as process"):
         make(["hang"]).start()
+
+
+def test_what_runs_otherwise_than_asked_is_named(make):
+    engine = make(["hang"], overrides={"NCCL_ALGO": "Tree"})
+    engine.start()
+    folder = engine.folder.parent
+
+    def asked(envelope=ENVELOPE, port=1, **options):
+        return LocalEngine(envelope, port, None, 1, folder, **options).differs()
+
+    assert asked() is None
+    assert asked(overrides={"NCCL_ALGO": "Tree"}) is None
+    assert "NCCL_ALGO=Tree" in asked(overrides={"NCCL_ALGO": "Ring"})
+    assert "without NCCL_PROTO" in asked(overrides={"NCCL_PROTO": "LL"})
+    assert "listens on port" in asked(port_matters=True)
+    assert "envelope" in asked(ENVELOPE.with_serve(context=4096))
 
 
 def test_two_commands_starting_at_once(make):

@@ -33,7 +33,7 @@ def make(tmp_path):
             probe.bind(("127.0.0.1", 0))
             free = probe.getsockname()[1]
         envelope = replace(ENVELOPE, boot=Boot(1, limit_s))
-        launch = Launch(STANDIN, Path("/models/m"), {}, {"STANDIN_STEPS": json.dumps(steps)})
+        launch = Launch(STANDIN, Path("/models/m"), {"STANDIN_STEPS": json.dumps(steps)})
         engine = LocalEngine(envelope, port or free, launch, 2.0, tmp_path / "run")
         made.append(engine)
         return engine, envelope
