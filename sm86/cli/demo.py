@@ -6,13 +6,16 @@ import json as json_module
 import sys
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm86.cli import boot, boot_view
 from sm86.cli.engines import ROOT, open_engine
 from sm86.cli.served import served
-from sm86.errors import EXIT_FINDING, EXIT_OK, CheckFailed, CouldNotRun
+from sm86.errors import EXIT_FINDING, EXIT_OK, CheckFailed, CouldNotRun, Sm86Error
+from sm86.files import write_atomic
 from sm86.record import Record, save
+from sm86.record.store import RESULTS_DIR
 from sm86.spec import Envelope, load_envelope
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ def demo(
         records.append(_boot(server, envelope))
         records += _prove(server, envelope)
     finally:
+        log = _keep_log(server)
         if not keep:
             _say("stopping the server")
             server.stop()
@@ -61,6 +65,7 @@ def demo(
 
         Console().print(report(envelope, records))
         print("records: " + ", ".join(map(str, paths)))
+        print(f"log: {log}")
         print("The demo is complete." if good else "The demo ran, and something is not as it should be: see above.")
     return EXIT_OK if good else EXIT_FINDING
 
@@ -110,6 +115,17 @@ def _prove(server: ServerEngine, envelope: Envelope) -> list[Record]:
         client = Client(parse_address(now.base_url), read_api_key(None))
         result = run(envelope, plan(envelope), client, now.conditions, state, shown)
     return [verified, to_record(result)]
+
+
+def _keep_log(server: ServerEngine) -> Path:
+    """The server's log beside the records: stopping a container takes its log with it, and a fault needs it."""
+    path = RESULTS_DIR / ENVELOPE / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-server.log"
+    try:
+        write_atomic(path, b"".join(server.log_chunks(follow=False, this_run=True)))
+        _say(f"the server's log is kept: {path}")
+    except Sm86Error as error:
+        _say(f"the server's log cannot be kept: {error.what}")
+    return path
 
 
 def _is_good(record: Record) -> bool:
