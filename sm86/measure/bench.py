@@ -59,7 +59,7 @@ def run(
     verdicts = (
         window_verdict(repeats),
         judge.text(alone, measured, prose),
-        judge.log_probabilities(prose),
+        judge.log_probabilities(alone, prose),
         judge.known_answers([prompt.facts for prompt in made], alone, measured),
         judge.same_prompt(same, plan.sequences),
         judge.prompt_length(lengths, plan.prompt_tokens),

@@ -63,6 +63,14 @@ _SCRIPTS = (
 
 
 @dataclass(frozen=True, slots=True)
+class Fault:
+    """Something beyond its threshold; `repeats` tells a loop, which some models write by themselves, from garbage."""
+
+    text: str
+    repeats: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Statistics:
     """The four numbers of one window of text; loop_period in characters, 0 where the tail does not loop."""
 
@@ -73,17 +81,18 @@ class Statistics:
     replacement_share: float
     zlib_ratio: float
 
-    def faults(self) -> tuple[str, ...]:
+    def faults(self) -> tuple[Fault, ...]:
         """What is beyond its threshold, in words; empty for text that looks like text."""
         found = []
         if self.loop_period:
-            found.append(f"the last {100 * self.loop_share:.0f} % repeat every {self.loop_period} characters")
+            share = 100 * self.loop_share
+            found.append(Fault(f"the last {share:.0f} % repeat every {self.loop_period} characters", True))
         if self.script_switches > MAX_SCRIPT_SWITCHES:
-            found.append(f"the script changes {self.script_switches:.2f} times per letter")
+            found.append(Fault(f"the script changes {self.script_switches:.2f} times per letter", False))
         if self.replacement_share > MAX_REPLACEMENT:
-            found.append(f"{100 * self.replacement_share:.1f} % are replacement characters")
+            found.append(Fault(f"{100 * self.replacement_share:.1f} % are replacement characters", False))
         if self.zlib_ratio > MAX_ZLIB_RATIO:
-            found.append(f"it compresses {self.zlib_ratio:.1f}-fold")
+            found.append(Fault(f"it compresses {self.zlib_ratio:.1f}-fold", True))
         return tuple(found)
 
 
@@ -94,7 +103,7 @@ def windows(text: str) -> Iterator[str]:
     yield text[-WINDOW_CHARACTERS:]
 
 
-def faults(text: str) -> tuple[str, ...] | None:
+def faults(text: str) -> tuple[Fault, ...] | None:
     """What is wrong with a text by its statistics: empty where nothing is, None where it is too short to tell."""
     if len(text) < MIN_CHARACTERS:
         return None
@@ -115,21 +124,26 @@ def statistics(text: str) -> Statistics:
     )
 
 
-def tail_loop(text: str) -> tuple[int, float]:
+def tail_loop(text: str, min_periods: int = LOOP_MIN_PERIODS) -> tuple[int, float]:
     """(period, share of the text) of the loop in which a text ends; (0, 0.0) where it does not.
 
-    A loop is at least LOOP_MIN_PERIODS repetitions with a period of at most LOOP_MAX_PERIOD characters that
+    A loop is at least `min_periods` repetitions with a period of at most LOOP_MAX_PERIOD characters that
     fill at least LOOP_MIN_SHARE of the text; it may be cut anywhere in its last period.
     """
     length = len(text)
-    for period in range(1, min(LOOP_MAX_PERIOD, length // LOOP_MIN_PERIODS) + 1):
+    for period in range(1, min(LOOP_MAX_PERIOD, length // min_periods) + 1):
         position = length - 1
         while position >= period and text[position] == text[position - period]:
             position -= 1
         extent = length - 1 - position + period
-        if extent >= LOOP_MIN_PERIODS * period and extent >= LOOP_MIN_SHARE * length:
+        if extent >= min_periods * period and extent >= LOOP_MIN_SHARE * length:
             return period, extent / length
     return 0, 0.0
+
+
+def begins_to_loop(text: str) -> bool:
+    """Whether a text ends in two repetitions of something: not yet a loop, but the way into one."""
+    return tail_loop(text[-WINDOW_CHARACTERS:], 2)[0] > 0
 
 
 def script_switches(text: str) -> float:

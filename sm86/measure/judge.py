@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import log
 
 from sm86.measure import coherence
 from sm86.measure.prompts import REACHED, Fact, read_answers
@@ -26,6 +27,10 @@ GATES = (WINDOW, TEXT, LOGITS, ANSWERS)
 """Without these there is no coherent measurement: each must pass, or not apply."""
 
 SAME_TOKENS = 16
+
+FIRM = 0.7
+"""An answer counts as known alone only if every token on the way to it had at least this probability: sequences that
+decode together round differently, and that may turn a near tie, which is no fault."""
 
 
 def is_good(verdicts: Sequence[Verdict]) -> bool:
@@ -49,8 +54,9 @@ def text(alone: Sequence[Timeline], measured: Sequence[Sequence[Timeline]], pros
     """Statistics of the prose written at N, and of the measured text as far as the model would have written it.
 
     alone: one per sequence; measured: per repeat, one per sequence. The measured text is forced to its length, so
-    only as many tokens of it count as the same prompt gave alone before its natural end. A fault that the same
-    request shows alone as well is the model's habit; but where nothing is sound the check does not pass.
+    only as many tokens of it count as the same prompt gave alone before its natural end. What the model does alone
+    as well is its habit: faulty prose where the same request is faulty alone, and loops of greedy text where greedy
+    text alone goes into loops. Where nothing is sound the check does not pass.
     """
     faults: list[str] = []
     short: list[str] = []
@@ -65,16 +71,18 @@ def text(alone: Sequence[Timeline], measured: Sequence[Sequence[Timeline]], pros
         elif index in prose.alone and _faults(prose.alone[index], prose.alone[index].tokens):
             habits.add(index)
         else:
-            faults.append(f"prose of sequence {index + 1}: {found[0]}")
+            faults.append(f"prose of sequence {index + 1}: {found[0].text}")
+    # small differences of arithmetic lead greedy text elsewhere at N, so the habit is the model's, not a sequence's
+    loops_alone = any(coherence.begins_to_loop(timeline.text) for timeline in alone)
     for repeat, timelines in enumerate(measured, 1):
         for index, (timeline, single) in enumerate(zip(timelines, alone, strict=True)):
             found = _faults(timeline, single.tokens)
             if not found:
                 continue
-            if index in sound | habits and _faults(single, single.tokens):
+            if index in sound | habits and loops_alone and all(fault.repeats for fault in found):
                 habits.add(index)
             else:
-                faults.append(f"repeat {repeat}, sequence {index + 1}: {found[0]}")
+                faults.append(f"repeat {repeat}, sequence {index + 1}: {found[0].text}")
     if faults:
         return Verdict(TEXT, "fail", _some(faults))
     if short or not prose.together:
@@ -83,22 +91,23 @@ def text(alone: Sequence[Timeline], measured: Sequence[Sequence[Timeline]], pros
     names = ", ".join(f"sequence {index + 1}" for index in sorted(habits))
     if not sound:
         return Verdict(TEXT, "not applicable", f"the model writes such text alone as well: {names}")
-    note = f"; faults that the model shows alone as well were left out ({names})" if habits else ""
+    note = f"; loops that the model goes into alone as well were left out ({names})" if habits else ""
     return Verdict(TEXT, "pass", f"no loops, mixed scripts, broken characters or soup in prose{note}")
 
 
-def _faults(timeline: Timeline, tokens: int) -> tuple[str, ...] | None:
+def _faults(timeline: Timeline, tokens: int) -> tuple[coherence.Fault, ...] | None:
     """Faults of the text of the first `tokens` tokens; None where it is too short to tell."""
     if timeline.tokens and not (timeline.text or timeline.reasoning).strip():
-        return (f"{timeline.tokens} tokens without any text",)
+        return (coherence.Fault(f"{timeline.tokens} tokens without any text", False),)
     return coherence.faults(timeline.text_up_to(tokens) if timeline.text else timeline.reasoning)
 
 
-def log_probabilities(prose: Prose) -> Verdict:
-    """Whether every log probability at N is a number."""
+def log_probabilities(alone: Sequence[Timeline], prose: Prose) -> Verdict:
+    """Whether every log probability is a number, alone and at N."""
     if prose.refused:
         return Verdict(LOGITS, "fail", f"the logits are not numbers: the server said {prose.refused!r}")
     bad = [str(number) for number, timeline in enumerate(prose.together, 1) if timeline.bad_logprob]
+    bad += [f"{number} alone" for number, timeline in enumerate(alone, 1) if timeline.bad_logprob]
     if bad:
         return Verdict(LOGITS, "fail", f"the logits are not numbers in sequence {', '.join(bad)}")
     if not prose.together or any(timeline.bad_logprob is None for timeline in prose.together):
@@ -115,7 +124,7 @@ def says_nan(message: str) -> bool:
 def known_answers(
     rows: Sequence[Sequence[Fact]], alone: Sequence[Timeline], measured: Sequence[Sequence[Timeline]]
 ) -> Verdict:
-    """Codes that the model gave alone must be given at N as well; a code of another sequence is a leak.
+    """Codes that the model firmly knew alone must be given at N as well; a code of another sequence is a leak.
 
     What fails alone says nothing about N. Where everything fails alone the check does not apply; it never passes.
     """
@@ -125,7 +134,7 @@ def known_answers(
     for sequence, timeline in enumerate(alone):
         for answer in read_answers(timeline.text, sequence, rows):
             asked += 1
-            if answer.right:
+            if answer.right and _is_firm(timeline, answer.end):
                 known.add((sequence, answer.fact.name))
     for repeat, timelines in enumerate(measured, 1):
         for sequence, timeline in enumerate(timelines):
@@ -144,10 +153,16 @@ def known_answers(
     if faults:
         return Verdict(ANSWERS, "fail", _some(faults))
     if not known:
-        return Verdict(ANSWERS, "not applicable", f"the model knows none of the {asked} codes even alone")
+        return Verdict(ANSWERS, "not applicable", f"the model knows none of the {asked} codes firmly even alone")
     if not measured:
         return Verdict(ANSWERS, "not seen", "the prompts were not sent together")
-    return Verdict(ANSWERS, "pass", f"{len(known)} of {asked} codes are known alone, and all of these together")
+    return Verdict(ANSWERS, "pass", f"{len(known)} of {asked} codes are firmly known alone, and all of these together")
+
+
+def _is_firm(timeline: Timeline, end: int) -> bool:
+    # one character more, as the token behind the digits decides that they end there
+    lowest = timeline.lowest_logprob(end + 1)
+    return lowest is None or lowest >= log(FIRM)
 
 
 def same_prompt(timelines: Sequence[Timeline], sequences: int) -> Verdict:

@@ -169,13 +169,14 @@ def continuation(prompt: Prompt) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a text says for a fact: whether it is right, the digits given ("" for none), and whose code they are
-    if they are another sequence's (0-based)."""
+    """What a text says for a fact: whether it is right, the digits given ("" for none), whose code they are
+    if they are another sequence's (0-based), and where they end in the text (characters; 0 where there are none)."""
 
     fact: Fact
     right: bool
     given: str
     leaked_from: int | None
+    end: int
 
 
 def read_answers(text: str, sequence: int, rows: Sequence[Sequence[Fact]]) -> tuple[Answer, ...]:
@@ -190,5 +191,6 @@ def read_answers(text: str, sequence: int, rows: Sequence[Sequence[Fact]]) -> tu
         given = digits[0] if digits else ""
         owner = owners.get(given)
         leaked = owner if owner is not None and owner != sequence else None
-        answers.append(Answer(fact, given == fact.code, given, leaked))
+        end = match.start(1) + digits.end() - (len(full) - len(text)) if match and digits else 0
+        answers.append(Answer(fact, given == fact.code, given, leaked, end))
     return tuple(answers)

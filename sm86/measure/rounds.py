@@ -84,9 +84,10 @@ class Rounds:
     def alone(self, made: Sequence[Prompt]) -> tuple[Timeline, ...]:
         """Each prompt by itself, greedily, to its natural end or the planned number of tokens."""
         tokens = self._plan.decode_tokens
+        body = {**GREEDY, "logprobs": 1}
         self._progress.stage("ask each prompt alone", tokens * len(made), "tokens")
         return tuple(
-            self._client.stream(self._request(prompt.text, tokens, GREEDY, prompt.tokens), self._progress.advance)
+            self._client.stream(self._request(prompt.text, tokens, body, prompt.tokens), self._progress.advance)
             for prompt in made
         )
 

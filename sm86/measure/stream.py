@@ -30,6 +30,7 @@ class Chunk:
     completion_tokens: generated so far, as the server counts; None where the event has no usage.
     text and reasoning are what this event adds; `choice` tells an event of the completion from the final usage event.
     bad_logprob: whether a log probability is not a number (the logits held NaN); None where none was sent.
+    lowest_logprob: the least likely of the tokens this event adds, natural logarithm; None where not sent.
     """
 
     at: float
@@ -42,6 +43,7 @@ class Chunk:
     token_ids: tuple[int, ...] | None = None
     choice: bool = True
     bad_logprob: bool | None = None
+    lowest_logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,7 @@ def _chunk(values: dict[str, Any], at: float) -> Chunk:
     body = choice.get("delta") if "delta" in choice else choice
     if not isinstance(body, dict):
         raise _Unexpected("a choice whose delta is no object")
+    logprobs = _logprobs(choice.get("logprobs"))
     return replace(
         counted,
         choice=True,
@@ -217,7 +220,8 @@ def _chunk(values: dict[str, Any], at: float) -> Chunk:
         reasoning=_text(body, "reasoning") or _text(body, "reasoning_content"),
         finish_reason=_text(choice, "finish_reason") or None,
         token_ids=_ids(choice.get("token_ids")),
-        bad_logprob=_bad_logprob(choice.get("logprobs")),
+        bad_logprob=None if logprobs is None else any(value is None for value in logprobs),
+        lowest_logprob=min((value for value in logprobs or () if value is not None), default=None),
     )
 
 
@@ -247,12 +251,14 @@ def _ids(value: Any) -> tuple[int, ...] | None:
     return tuple(value)
 
 
-def _bad_logprob(logprobs: Any) -> bool | None:
-    # pydantic writes NaN as null in a stream; other JSON writers write NaN, which Python reads as a float
+def _logprobs(logprobs: Any) -> tuple[float | None, ...] | None:
+    """The log probabilities of the event's tokens, None for one that is not a number; None where there are none."""
     values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
     if not isinstance(values, list) or not values:
         return None
-    return any(value is None or (isinstance(value, float) and math.isnan(value)) for value in values)
+    # pydantic writes NaN as null in a stream; other JSON writers write NaN, which Python reads as a float
+    numbers = [float(v) if isinstance(v, (int, float)) and not isinstance(v, bool) else None for v in values]
+    return tuple(None if number is None or math.isnan(number) else number for number in numbers)
 
 
 def _excerpt(data: bytes) -> str:

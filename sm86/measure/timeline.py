@@ -23,6 +23,7 @@ class Timeline:
     sent_at: when the request was sent. points: strictly rising in time and tokens; empty where the server gave
     no counts while streaming, which is never mended by counting chunks. total_tokens: the final usage, None
     where there was none. text_marks: (tokens, characters of text) after each event, to cut the text at a token count.
+    logprob_marks: (characters of text before an event, lowest log probability of its tokens), where sent.
     complete: the server said [DONE].
     """
 
@@ -36,6 +37,7 @@ class Timeline:
     total_tokens: int | None
     token_ids: tuple[int, ...] | None
     text_marks: tuple[tuple[int, int], ...]
+    logprob_marks: tuple[tuple[int, float], ...]
     bad_logprob: bool | None
     chunks: int
     complete: bool
@@ -61,6 +63,10 @@ class Timeline:
                 break
             characters = mark
         return self.text[:characters]
+
+    def lowest_logprob(self, characters: int) -> float | None:
+        """The lowest log probability on the way to the first `characters` characters; None where none was sent."""
+        return min((lowest for start, lowest in self.logprob_marks if start < characters), default=None)
 
 
 class StreamBroken(Exception):
@@ -119,6 +125,7 @@ def build(sent_at: float, events: Iterable[Event]) -> Timeline:
         total_tokens=final,
         token_ids=tuple(token for part in ids for token in part) if ids else None,
         text_marks=_marks(own),
+        logprob_marks=_logprob_marks(own),
         bad_logprob=any(marks) if (marks := [c.bad_logprob for c in own if c.bad_logprob is not None]) else None,
         chunks=len(own),
         complete=complete,
@@ -149,6 +156,16 @@ def _marks(chunks: Sequence[Chunk]) -> tuple[tuple[int, int], ...]:
         characters += len(chunk.text)
         if chunk.completion_tokens is not None:
             marks.append((chunk.completion_tokens, characters))
+    return tuple(marks)
+
+
+def _logprob_marks(chunks: Sequence[Chunk]) -> tuple[tuple[int, float], ...]:
+    marks: list[tuple[int, float]] = []
+    characters = 0
+    for chunk in chunks:
+        if chunk.lowest_logprob is not None:
+            marks.append((characters, chunk.lowest_logprob))
+        characters += len(chunk.text)
     return tuple(marks)
 
 

@@ -9,8 +9,31 @@ from sm86.measure.limits import Limits
 from sm86.spec import load_envelope
 from sm86.spec.envelope import Bench, Envelope
 
+PATIENT = Limits(connect_s=5.0, answer_s=5.0, first_token_s=5.0, prefill_tok_s=1e6, between_tokens_s=5.0)
 QUICK = Limits(connect_s=1.0, answer_s=0.7, first_token_s=0.5, prefill_tok_s=1e6, between_tokens_s=0.5, token_s=0.02)
-"""A test's patience."""
+"""For servers that never answer."""
+
+ATTEMPTS = 4
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "timing: real time passes; tried again where a busy machine disturbed it")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A busy machine disturbs a replay now and then; a wrong client is wrong every time."""
+    if pyfuncitem.get_closest_marker("timing") is None:
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            pyfuncitem.obj(**arguments)
+            return True
+        except (Exception, pytest.fail.Exception):
+            if attempt == ATTEMPTS:
+                raise
+    return True
 
 
 def envelope_of(sequences: int = 2, decode_tokens: int = 600, repeats: int = 1, prompt_tokens: int = 400) -> Envelope:

@@ -44,6 +44,7 @@ class Behaviour:
     cached: bool = True
     cached_told: bool = True
     logprobs: Any = -0.5
+    alone_logprob: Any = -0.01
     key: str = ""
     model: str = MODEL
     context: int = CONTEXT
@@ -329,7 +330,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             choice["text"] = text
         if body.get("logprobs") is not None and b.logprobs != "none":
-            choice["logprobs"] = {"token_logprobs": [b.logprobs] * count}
+            value = b.alone_logprob if phase == "alone" else b.logprobs
+            choice["logprobs"] = {"token_logprobs": [value] * count}
         if body.get("return_token_ids"):
             shift = id(self) if b.same_differs else 0
             choice["token_ids"] = [made + shift]
@@ -382,7 +384,7 @@ def _phase(body: dict[str, Any]) -> str:
         return "measured"
     if body.get("return_token_ids"):
         return "same"
-    if body.get("logprobs") is not None:
+    if body["temperature"] > 0:
         return "prose"
     return "prime" if body["max_tokens"] == 1 else "alone"
 

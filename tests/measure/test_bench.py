@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from conftest import QUICK, envelope_of
+from conftest import PATIENT, QUICK, envelope_of
 from replay import MODEL, Behaviour, sent_rate, serving
 
 from sm86.errors import CheckFailed, CouldNotRun
@@ -18,6 +18,8 @@ from sm86.measure.window import Window
 from sm86.record import Conditions
 from sm86.record.schema import from_json
 
+pytestmark = pytest.mark.timing
+
 FAST = 6000.0
 SEEN = 1600.0  # slow enough for the counters to be read inside the window
 
@@ -27,7 +29,7 @@ def measure(behaviour: Behaviour, sequences: int = 2, **more) -> BenchResult:
         behaviour.per_chunk = 4  # fewer events: these tests are not about time
     envelope = envelope_of(sequences, **{k: more.pop(k) for k in ("decode_tokens", "repeats") if k in more})
     with serving(behaviour) as replay:
-        client = Client(parse_address(replay.url), more.pop("api_key", None), QUICK)
+        client = Client(parse_address(replay.url), None, QUICK if behaviour.fault == "hang" else PATIENT)
         result = bench.run(envelope, plan(envelope), client, salt="t", sample_s=0.02, **more)
         result_requests[:] = replay.requests
         really_sent.clear()
@@ -85,7 +87,8 @@ def test_the_requests_are_those_of_the_procedure():
     assert len(set(prompts)) == 2
     assert all(body["max_tokens"] == 1 for body in prime)
     assert [body["prompt"] for body in alone] == prompts
-    assert all(body["temperature"] == 0 and "ignore_eos" not in body for body in alone)
+    for body in alone:
+        assert body["temperature"] == 0 and body["logprobs"] == 1 and "ignore_eos" not in body
     assert [body["prompt"] for body in same] == [prompts[0]] * 2
     assert sorted(body["prompt"] for body in measured) == sorted(prompts)
     for body in measured:
@@ -102,7 +105,7 @@ def test_another_run_has_other_prompts():
     seen = set()
     with serving(Behaviour(rate=FAST)) as replay:
         for _ in range(2):
-            client = Client(parse_address(replay.url), limits=QUICK)
+            client = Client(parse_address(replay.url), limits=PATIENT)
             result = bench.run(envelope, plan(envelope), client, sample_s=0.02)
             seen |= {prompt.text for prompt in result.prompts}
     assert len(seen) == 4
@@ -198,6 +201,7 @@ def test_the_cross_check_warns(behaviour, words):
         (Behaviour(rate=FAST, prose_loops="together"), judge.TEXT, "prose of sequence 1"),
         (Behaviour(rate=FAST, mute=True), judge.TEXT, "without any text"),
         (Behaviour(rate=FAST, logprobs=None), judge.LOGITS, "not numbers"),
+        (Behaviour(rate=FAST, alone_logprob=None), judge.LOGITS, "alone"),
         (Behaviour(rate=FAST, fault="nan 400", fault_phase="prose"), judge.LOGITS, "Out of range"),
         (Behaviour(rate=FAST, fault="nan event", fault_phase="prose"), judge.LOGITS, "Out of range"),
     ],
@@ -221,6 +225,11 @@ def test_a_model_that_knows_nothing_is_not_applicable():
     result = measure(Behaviour(rate=FAST, knows=False))
     assert states(result)[judge.ANSWERS] == "not applicable"
     assert result.good
+
+
+def test_near_ties_are_not_applicable():
+    result = measure(Behaviour(rate=FAST, alone_logprob=-1.0, forgets={0, 1}))
+    assert states(result)[judge.ANSWERS] == "not applicable"
 
 
 def test_a_server_without_log_probabilities_is_not_seen():
@@ -264,11 +273,10 @@ def test_a_server_that_fails_in_the_middle(phase, fault):
         (Behaviour(busy=1), "is busy: 1 requests running"),
     ],
 )
-def test_what_cannot_be_measured(behaviour, words, monkeypatch):
-    monkeypatch.setattr(bench.sampler, "SETTLE_S", 0.2)
+def test_what_cannot_be_measured(behaviour, words):
     envelope = envelope_of()
     with serving(behaviour) as replay:
-        client = Client(parse_address(replay.url), "wrong", QUICK)
+        client = Client(parse_address(replay.url), "wrong", PATIENT)
         with pytest.raises(CouldNotRun) as caught:
             bench.preflight.check_server(client, plan(envelope), settle_s=0.2)
         assert words in caught.value.what

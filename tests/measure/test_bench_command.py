@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 
 import pytest
-from conftest import QUICK
+from conftest import PATIENT, QUICK
 from replay import Behaviour, serving
 
 from sm86.cli import bench as command
 from sm86.cli.guard import guard
 from sm86.measure.client import Client
+
+pytestmark = pytest.mark.timing
 
 ENVELOPE = """
 name = "replay"
@@ -54,13 +57,15 @@ PUBLISHED = '[published]\nsource = "here"\naggregate_tok_s = 100.0\nper_sequence
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
     """Runs the command against a replay server; gives (exit code, stdout, stderr, records)."""
-    monkeypatch.setattr(command, "Client", lambda address, key: Client(address, key, QUICK))
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    calls = itertools.count()
 
     def call(behaviour: Behaviour | None = None, engine: str = "cpu", published: str = "", **more):
         path = tmp_path / "replay.toml"
         path.write_text(ENVELOPE.format(engine=engine, status="development") + published)
-        results = tmp_path / "results"
+        limits = QUICK if behaviour is not None and behaviour.fault == "hang" else PATIENT
+        monkeypatch.setattr(command, "Client", lambda address, key: Client(address, key, limits))
+        results = tmp_path / f"results-{next(calls)}"
         with serving(behaviour or Behaviour(rate=6000, per_chunk=4)) as replay:
             url = more.pop("base_url", replay.url)
             code = guard(lambda: command.bench(str(path), url, results_dir=results, **more))

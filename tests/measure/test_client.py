@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from conftest import QUICK
+from conftest import PATIENT, QUICK
 from replay import MODEL, Behaviour, Replay, sent_rate, serving
 
 from sm86.errors import CouldNotRun
@@ -19,7 +19,11 @@ from sm86.measure.window import Refusal, Window, steady_window
 
 
 def client_of(replay: Replay, **more) -> Client:
-    return Client(parse_address(replay.url), limits=QUICK, **more)
+    never = replay.behaviour.fault in ("silent", "hang", "keep-alives")
+    return Client(parse_address(replay.url), limits=QUICK if never else PATIENT, **more)
+
+
+pytestmark = pytest.mark.timing
 
 
 def ask(sequence: int, tokens: int = 250) -> Request:

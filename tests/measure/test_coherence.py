@@ -45,7 +45,7 @@ BROKEN = "".join("�" if n % 50 == 0 else c for n, c in enumerate(PROSE[:2000])
     ],
 )
 def test_garbage_is_flagged(text, word):
-    assert any(word in fault for fault in coherence.faults(text) or ())
+    assert any(word in fault.text for fault in coherence.faults(text) or ())
 
 
 def test_fluent_nonsense_is_not_seen_by_statistics():
@@ -68,6 +68,14 @@ def test_a_loop_may_be_cut_anywhere_and_needs_three_periods_and_a_quarter():
     assert coherence.tail_loop(PROSE[:780] + unit * 20)[0] == len(unit)
 
 
+def test_two_repetitions_are_the_way_into_a_loop():
+    unit = "".join(random.Random(7).choices(string.ascii_letters, k=200))
+    assert coherence.begins_to_loop(PROSE[:300] + unit * 2)
+    assert not coherence.begins_to_loop(PROSE[:300] + unit + unit[:150])
+    assert not coherence.begins_to_loop(PROSE)
+    assert not coherence.begins_to_loop("")
+
+
 def test_period_limit():
     unit = "".join(random.Random(6).choices(string.ascii_letters, k=701))
     assert coherence.tail_loop(unit * 4) == (0, 0.0)
@@ -77,7 +85,7 @@ def test_period_limit():
 def test_compression():
     text = "".join(f"{'ab' * 40}{n} " for n in range(1000, 1025))
     assert coherence.statistics(text).zlib_ratio > 10
-    assert any("compresses" in fault for fault in coherence.faults(text) or ())
+    assert any("compresses" in fault.text for fault in coherence.faults(text) or ())
 
 
 def test_windows_cover_the_text_and_end_with_it():

@@ -151,18 +151,22 @@ def test_errors_of_the_server():
 
 
 @pytest.mark.parametrize(
-    ("logprobs", "bad"),
+    ("logprobs", "bad", "lowest"),
     [
-        (None, None),
-        ({"token_logprobs": []}, None),
-        ({"token_logprobs": [-0.1, -2]}, False),
-        ({"token_logprobs": [-0.1, None]}, True),
-        ({"token_logprobs": [float("nan")]}, True),
+        (None, None, None),
+        ({"token_logprobs": []}, None, None),
+        ({"token_logprobs": [-0.1, -2]}, False, -2.0),
+        ({"token_logprobs": [-0.1, None]}, True, -0.1),
+        ({"token_logprobs": [float("nan")]}, True, None),
+        ({"token_logprobs": ["x"]}, True, None),
     ],
 )
-def test_log_probabilities_that_are_none(logprobs, bad):
+def test_log_probabilities(logprobs, bad, lowest):
     values = completion("a", 1)
     values["choices"][0]["logprobs"] = logprobs  # type: ignore[index]
     (chunk,) = parse(event(values))
     assert chunk.bad_logprob is bad
-    assert replace(chunk, bad_logprob=None) == Chunk(0.0, "a", completion_tokens=1, prompt_tokens=7)
+    assert chunk.lowest_logprob == lowest
+    assert replace(chunk, bad_logprob=None, lowest_logprob=None) == Chunk(
+        0.0, "a", completion_tokens=1, prompt_tokens=7
+    )

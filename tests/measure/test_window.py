@@ -23,6 +23,7 @@ def timeline(points: list[tuple[float, int]], sent_at: float = 0.0) -> Timeline:
         total_tokens=None,
         token_ids=None,
         text_marks=(),
+        logprob_marks=(),
         bad_logprob=None,
         chunks=len(points),
         complete=True,
@@ -177,6 +178,18 @@ def test_the_final_usage_counts_and_text_is_cut_by_tokens():
     made = build(0.5, events)
     assert (made.tokens, made.prompt_tokens, made.cached_tokens, made.finish_reason) == (5, 9, 8, "length")
     assert [made.text_up_to(n) for n in (1, 2, 3, 4, 99)] == ["", "ab", "ab", "abcd", "abcd"]
+
+
+def test_the_least_likely_token_on_the_way():
+    events = [
+        chunk(1.0, 1, "ab", lowest_logprob=-0.1),
+        chunk(2.0, 2, "cd", lowest_logprob=-3.0),
+        chunk(3.0, 3, "ef", lowest_logprob=-0.2),
+        Done(3.0),
+    ]
+    made = build(0.0, events)
+    assert [made.lowest_logprob(n) for n in (0, 1, 2, 3, 6)] == [None, -0.1, -0.1, -3.0, -3.0]
+    assert build(0.0, [chunk(1.0, 1), Done(1.0)]).lowest_logprob(1) is None
 
 
 def test_missing_usage_leaves_no_points():
