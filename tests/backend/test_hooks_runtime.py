@@ -94,6 +94,70 @@ def test_rope_tables_are_cut_once_for_all_layers(capsys: pytest.CaptureFixture[s
     assert "rope_table_rows=1256" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
+def test_real_batches_are_told_once(
+    rank: int, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sm86.backend import settings
+    from sm86.backend.hooks import graph_dispatch
+
+    class GPUModelRunner:
+        parallel_config = SimpleNamespace(rank=rank)
+        compilation_config = SimpleNamespace(cudagraph_capture_sizes=[1, 4])
+        cudagraph_dispatcher = SimpleNamespace(
+            cudagraph_mode=SimpleNamespace(name="FULL_DECODE_ONLY"), keys_initialized=True
+        )
+        uniform_decode_query_len = 1
+        use_async_scheduling = False
+
+        def _determine_batch_execution_and_padding(self, **arguments: Any) -> tuple:
+            return SimpleNamespace(name="FULL"), SimpleNamespace(num_tokens=1), False, None, None
+
+        def _dummy_run(self, tokens: int) -> str:
+            self._determine_batch_execution_and_padding(
+                num_tokens=tokens, num_reqs=1, max_num_scheduled_tokens=1, use_cascade_attn=False
+            )
+            return "done"
+
+        def execute_model(self) -> None: ...
+
+        def _bookkeeping_sync(self, *arguments: Any) -> None: ...
+
+    monkeypatch.setattr(settings, "settings", lambda: settings.Settings(dispatch_debug=True))
+    output = type("AsyncGPUModelRunnerOutput", (), {"get_output": lambda self: None})
+    graph_dispatch.HOOK.apply(SimpleNamespace(GPUModelRunner=GPUModelRunner, AsyncGPUModelRunnerOutput=output))
+    runner = GPUModelRunner()
+    assert runner._dummy_run(1) == "done" and capsys.readouterr().out == ""
+    runner._determine_batch_execution_and_padding(
+        num_tokens=1, num_reqs=1, max_num_scheduled_tokens=1, use_cascade_attn=False
+    )
+    assert capsys.readouterr().out.count("SM86 cudagraph hit cg_mode=FULL num_tokens=1") == lines
+
+
+def test_the_draft_steps_are_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from sm86.backend import settings
+    from sm86.backend.hooks import draft_dispatch
+
+    class SpecDecodeBaseProposer:
+        def propose(self) -> None:
+            self._determine_batch_execution_and_padding(40)
+            self._determine_batch_execution_and_padding(num_tokens=1)
+
+        def _determine_batch_execution_and_padding(self, num_tokens: int) -> tuple:
+            return SimpleNamespace(name="NONE" if num_tokens > 1 else "PIECEWISE"), num_tokens, None
+
+    monkeypatch.setattr(settings, "settings", lambda: settings.Settings(spec_debug=1))
+    draft_dispatch.HOOK.apply(SimpleNamespace(SpecDecodeBaseProposer=SpecDecodeBaseProposer))
+    proposer = SpecDecodeBaseProposer()
+    for _ in range(3):
+        proposer.propose()
+    proposer._determine_batch_execution_and_padding(5)
+    assert capsys.readouterr().out.splitlines() == [
+        "SM86 draft cudagraph prefill cg_mode=NONE num_tokens=40 padded_tokens=40",
+        "SM86 draft cudagraph decode cg_mode=PIECEWISE num_tokens=1 padded_tokens=1",
+    ]
+
+
 def test_the_indexer_step(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One mixed batch: two decode rows and a prefill of three tokens, through the replaced forward."""
     from sm86.backend.attention import indexer, native

@@ -18,8 +18,8 @@ def _apply(module: Any) -> None:
 
     def _determine_batch_execution_and_padding(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        # Dummy batches of warm-up and capture force their kind; only real batches are dispatched.
-        if kwargs.get("force_uniform_decode") is None and not getattr(self, "_sm86_in_dummy_run", False):
+        # All ranks dispatch alike, so one speaks; dummy batches of warm-up and capture are not dispatched at all.
+        if self.parallel_config.rank == 0 and not getattr(self, "_sm86_in_dummy_run", False):
             print(graphs.dispatch_line(graphs.batch_of(self, kwargs, result)), flush=True)
         return result
 
