@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from statistics import median
 
 from sm86.record import Verdict
@@ -94,6 +95,8 @@ def counters(text: str, at: float, uncertain_s: float = 0.0) -> Counters:
     """The counters of interest in an exposition read at `at` +- `uncertain_s` (seconds of the client's clock)."""
     totals: dict[str, float] = {}
     for sample in parse(text):
+        if not isfinite(sample.value):
+            continue
         totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
     return Counters(
         at,

@@ -7,7 +7,7 @@ from typing import Any
 
 from sm86.errors import CouldNotRun
 from sm86.measure import sampler
-from sm86.measure.client import REFUSED, TIMEOUT, UNREACHABLE, Client, ServerFault
+from sm86.measure.client import NONSENSE, REFUSED, TIMEOUT, UNREACHABLE, Client, ServerFault
 from sm86.measure.plan import BenchPlan
 
 
@@ -93,7 +93,7 @@ def _version(client: Client) -> str | None:
     try:
         values = client.get_json("/version")
     except ServerFault as fault:
-        if fault.kind == REFUSED:
+        if fault.kind in (REFUSED, NONSENSE):
             return None
         raise
     version = values.get("version") if isinstance(values, dict) else None
@@ -112,5 +112,5 @@ def count_tokens(client: Client, model: str, text: str) -> int:
     values = client.post_json("/tokenize", {"model": model, "prompt": text})
     count = values.get("count") if isinstance(values, dict) else None
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ServerFault("nonsense", "/tokenize did not give a count")
+        raise ServerFault(NONSENSE, "/tokenize did not give a count")
     return count

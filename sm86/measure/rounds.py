@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from sm86.measure import coherence, judge, prompts, sampler
-from sm86.measure.client import Client, Request, ServerFault, run_together
+from sm86.measure.client import NONSENSE, Client, Request, ServerFault, run_together
 from sm86.measure.judge import Prose
 from sm86.measure.metrics import Counters, Observed, prefix_hit_tokens, server_rate
 from sm86.measure.plan import PROSE_TOKENS, BenchPlan, is_warm
@@ -170,7 +170,7 @@ class Rounds:
     def _measured_length(self, text: str) -> int:
         length = self._client.stream(self._request(text, 1, GREEDY, len(text))).prompt_tokens
         if not length:
-            raise ServerFault("nonsense", "the server says neither how long a prompt is nor has it a /tokenize")
+            raise ServerFault(NONSENSE, "the server says neither how long a prompt is nor has it a /tokenize")
         return length
 
 

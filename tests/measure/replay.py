@@ -169,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             self.plain({"object": "list", "data": [{"id": b.model, "max_model_len": b.context}]})
         elif self.path == "/version" and b.version is not None:
-            self.plain({"version": b.version})
+            self.plain("<html></html>" if b.version == "<html>" else {"version": b.version})
         elif self.path == "/metrics" and b.metrics:
             self.plain(self.replay.exposition(), kind="text/plain")
         else:

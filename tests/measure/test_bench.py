@@ -227,6 +227,12 @@ def test_a_model_that_knows_nothing_is_not_applicable():
     assert result.good
 
 
+@pytest.mark.parametrize("version", [None, "<html>"])
+def test_a_server_without_a_version_is_measured_all_the_same(version):
+    result = measure(Behaviour(rate=FAST, version=version))
+    assert result.good and result.server.version is None and result.conditions.vllm_version is None
+
+
 def test_near_ties_are_not_applicable():
     result = measure(Behaviour(rate=FAST, alone_logprob=-1.0, forgets={0, 1}))
     assert states(result)[judge.ANSWERS] == "not applicable"

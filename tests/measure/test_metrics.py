@@ -68,6 +68,7 @@ def test_any_text_is_read(text):
 
 def test_absent_metrics_are_none_not_zero():
     assert counters("other_metric 1\n", 1.0) == Counters(1.0)
+    assert counters("vllm:num_requests_running NaN\nvllm:generation_tokens_total +Inf\n", 1.0) == Counters(1.0)
 
 
 def observed(**changes) -> Observed:
