@@ -224,3 +224,43 @@ def test_the_indexer_step(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     there = torch.isfinite(want)
     torch.testing.assert_close(seen["prefill"][there], want[there], rtol=1e-4, atol=1e-3)
+
+
+def test_the_attention_class_is_chosen_after_one_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sm86.backend.attention import layer as layers
+    from sm86.backend.hooks import attention_class
+    from sm86.backend.quant import startup
+
+    class Ours:
+        backend_cls = SimpleNamespace(get_name=lambda: layers.BACKEND_NAME)
+
+    checks: list[str] = []
+    monkeypatch.setattr(layers, "make_layer", lambda base: Ours)
+    monkeypatch.setattr(startup, "check_config", lambda config: checks.append("config"))
+    monkeypatch.setattr(startup, "check_model_folder", lambda model, config: checks.append(model))
+
+    class DeepseekV4ForCausalLM:
+        def __init__(self, absmax: float) -> None:
+            self.absmax = absmax
+
+        def load_weights(self, weights: Any) -> str:
+            return "loaded"
+
+        def compute_logits(self, hidden: Any) -> str:
+            return "logits"
+
+        def named_parameters(self) -> Any:
+            yield "layers.0.attn.kv_norm.weight", torch.full((4,), self.absmax)
+
+    module = SimpleNamespace(DeepseekV4Attention=object, DeepseekV4ForCausalLM=DeepseekV4ForCausalLM)
+    attention_class.HOOK.apply(module)
+    config = SimpleNamespace(model_config=SimpleNamespace(model="m", hf_config={}))
+    assert [module._select_dsv4_attn_cls(config) for _ in range(43)] == [Ours] * 43
+    assert checks == ["config", "m"]
+    assert capsys.readouterr().out.count("attention_backend=FLASHINFER_MLA_SPARSE_DSV4") == 1
+    assert DeepseekV4ForCausalLM(1.5).load_weights([]) == "loaded"
+    assert DeepseekV4ForCausalLM(1.5).compute_logits(None) == "logits"
+    with pytest.raises(Refused, match="kv_norm"):
+        DeepseekV4ForCausalLM(float("nan")).load_weights([])

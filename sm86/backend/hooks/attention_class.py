@@ -15,10 +15,15 @@ def _apply(module: Any) -> None:
     from sm86.backend.report import report_once
 
     layer = make_layer(module.DeepseekV4Attention)
+    checked: set[str] = set()
 
     def _select_dsv4_attn_cls(vllm_config: Any) -> type:
-        check_config(vllm_config)
-        check_model_folder(vllm_config.model_config.model, vllm_config.model_config.hf_config)
+        # Asked again for every layer, but a checkpoint's index of a hundred thousand names is read once.
+        model = vllm_config.model_config.model
+        if model not in checked:
+            check_config(vllm_config)
+            check_model_folder(model, vllm_config.model_config.hf_config)
+            checked.add(model)
         report_once("attention_backend", layer.backend_cls.get_name())
         report_once("attention_class", f"{layer.__module__}.{layer.__qualname__}")
         return layer
