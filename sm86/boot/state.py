@@ -42,9 +42,10 @@ class EngineState:
         return self.kind in (EXITED, RESTARTING) or self.restart_count > restarts_before
 
     def words(self) -> str:
-        """One plain clause: "running, healthy", "exited with code 137 (out of memory)"."""
+        """One plain clause: "running, health check: healthy", "exited with code 137 (out of memory)"."""
         if self.kind == EXITED:
             code = "an unknown code" if self.exit_code is None else f"code {self.exit_code}"
             return f"exited with {code}{' (killed for want of memory)' if self.oom_killed else ''}"
         again = f", restarted {self.restart_count} times" if self.restart_count else ""
-        return f"{self.kind}{', ' + self.health if self.health else ''}{again}"
+        health = f", health check: {self.health}" if self.health else ""
+        return f"{self.kind}{health}{again}"
