@@ -31,6 +31,8 @@ def require_free_port(port: int, holder: str | None = None, host: str = "127.0.0
             code = error.errno
     if code == errno.EACCES:
         raise CouldNotRun(f"port {port} is reserved for root", "give a port of 1024 or more: --port N or SM86_PORT=N")
+    if code == errno.EADDRNOTAVAIL:
+        raise CouldNotRun(f"{host} is no address of this machine", "set SM86_BIND to 127.0.0.1, or to one that it has")
     holder = holder or holder_of(port) or "another process"
     raise PortTaken(f"port {port} is taken by {holder}", f"stop it, or choose another port: --port {_next(port)}")
 

@@ -299,6 +299,11 @@ def test_a_port_taken_on_all_addresses():
             require_free_port(holder.getsockname()[1])
 
 
+def test_an_address_of_another_machine():
+    with pytest.raises(CouldNotRun, match="no address of this machine"):
+        require_free_port(18080, host="192.0.2.77")
+
+
 def test_an_engine_without_a_launch_only_looks(tmp_path):
     engine = LocalEngine(ENVELOPE, 8000, None, run_dir=tmp_path)
     with pytest.raises(CouldNotRun):
