@@ -61,7 +61,7 @@ else:
     try:
         import msgspec
 
-        class Args(msgspec.Struct, gc=False):
+        class Args(msgspec.Struct, gc=False, frozen=True):
             """The arguments of an event that the analysis reads; -1 where there is none."""
 
             correlation: int | str = -1
@@ -76,7 +76,7 @@ else:
             ts: float = -1.0
             dur: float = -1.0
             tid: int | str | float | None = None
-            args: Args = msgspec.field(default_factory=Args)
+            args: Args = Args()  # noqa: RUF009 (it is frozen)
 
     except ImportError:
         msgspec = None
