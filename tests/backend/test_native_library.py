@@ -54,6 +54,21 @@ def test_ranks_that_start_together_build_once(monkeypatch: pytest.MonkeyPatch, t
     assert len(built) == 1 and paths == {tmp_path / "a/b.so"}
 
 
+def test_nvcc_of_the_python_package_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    root = tmp_path / "nvidia/cu13"
+    for folder in ("bin", "lib"):
+        (root / folder).mkdir(parents=True)
+    (root / "bin/nvcc").write_text("#!/bin/sh\n")
+    (root / "bin/nvcc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nowhere"))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert build.find_nvcc() == str(root / "bin/nvcc")
+    assert build.link_flags(str(root / "bin/nvcc")) == [], "a toolkit's own nvcc needs no flag"
+    (root / "lib/libcudart_static.a").write_text("")
+    assert build.link_flags(str(root / "bin/nvcc")) == [f"-L{root / 'lib'}"]
+
+
 @needs_nvcc
 def test_it_is_built_on_demand_and_knows_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     library = native.library()

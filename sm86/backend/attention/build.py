@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -28,6 +29,7 @@ FLAGS = (
     "-gencode=arch=compute_86,code=sm_86",
     "-gencode=arch=compute_86,code=compute_86",
     "-cudart=static",
+    "-cudadevrt=none",
 )
 
 
@@ -37,9 +39,19 @@ def source_hash() -> str:
 
 
 def find_nvcc() -> str | None:
-    """nvcc on PATH, below CUDA_HOME, or in the usual place."""
-    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    return shutil.which("nvcc") or shutil.which(str(Path(home) / "bin/nvcc"))
+    """nvcc on PATH, below CUDA_HOME, in the usual place, or of the Python package nvidia-cuda-nvcc."""
+    places = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))]
+    package = importlib.util.find_spec("nvidia")
+    for folder in (package.submodule_search_locations or ()) if package else ():
+        places += sorted(Path(folder).glob("cu[0-9]*"), reverse=True)
+    found = (shutil.which(str(place / "bin/nvcc")) for place in places)
+    return shutil.which("nvcc") or next((nvcc for nvcc in found if nvcc), None)
+
+
+def link_flags(nvcc: str) -> list[str]:
+    """Where the runtime library lies: a toolkit's own nvcc knows, the Python package's does not look into its lib/."""
+    library = Path(nvcc).resolve().parent.parent / "lib"
+    return [f"-L{library}"] if (library / "libcudart_static.a").is_file() else []
 
 
 def cache_path() -> Path:
@@ -60,7 +72,18 @@ def build(output: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
         made = Path(folder) / LIBRARY
         define = f'-DSM86_SOURCE_HASH="{source_hash()}"'
-        command = [nvcc, *FLAGS, define, "--shared", "-Xcompiler", "-fPIC", str(SOURCE), "-o", str(made)]
+        command = [
+            nvcc,
+            *FLAGS,
+            *link_flags(nvcc),
+            define,
+            "--shared",
+            "-Xcompiler",
+            "-fPIC",
+            str(SOURCE),
+            "-o",
+            str(made),
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise Refused(f"nvcc failed on {SOURCE.name}: {done.stderr.strip()[-400:]}", "see nvcc's words above")
