@@ -133,7 +133,8 @@ class DockerEngine:
         if facts is None:
             return iter(())
         # the engine notes the start a moment after the first words, but the end before it exactly
-        since = epoch(facts.finished_at) if this_run and facts.restart_count and facts.is_up else None
+        runs_again = facts.restart_count > 0 and facts.status == "running"
+        since = epoch(facts.finished_at) if this_run and runs_again else None
         return self._docker.log_stream(facts.id, follow, since, tail)
 
     def stop(self) -> Stopped:

@@ -182,6 +182,18 @@ def test_the_log_of_this_run_alone(make):
     assert engine.state().exit_code == 7, "how the run before ended"
 
 
+def test_watching_a_server_that_dies_again_and_again_ends_it_and_names_the_cause(make):
+    engine = make('echo "torch.OutOfMemoryError: CUDA out of memory"; sleep 1; exit 1')
+    engine.start()
+    until(lambda: engine.state().restart_count >= 1)
+    result = boot_and_wait(engine, engine.envelope, attach=True)
+    assert result.failure.kind == "weights OOM"
+    assert engine.state().kind == EXITED
+    count = engine.state().restart_count
+    time.sleep(2)
+    assert engine.state().restart_count == count
+
+
 def test_a_start_makes_a_new_container_with_a_log_of_its_own(make):
     engine = make("echo begun; exit 0")
     for _ in range(2):
