@@ -25,6 +25,7 @@ NEEDS_TORCH = (
     "test_warmup_sizes.py",
     "test_parity.py",
     "test_native_library.py",
+    "test_force.py",
     "test_gpu_native.py",
     "test_gpu_shapes.py",
     "test_checkpoint.py",

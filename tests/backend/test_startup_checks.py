@@ -99,6 +99,7 @@ def engine(**changes: object) -> SimpleNamespace:
         "tp": 8,
         "dcp": 1,
         "context": 262144,
+        "batched": 512,
         "config": {},
     } | changes
     return SimpleNamespace(
@@ -111,6 +112,7 @@ def engine(**changes: object) -> SimpleNamespace:
             prefill_context_parallel_size=1,
             tensor_parallel_size=values["tp"],
         ),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=values["batched"]),
         model_config=SimpleNamespace(max_model_len=values["context"], hf_config={**CONFIG, **values["config"]}),
     )
 
@@ -131,6 +133,7 @@ def test_configurations_that_are_served(tp: int) -> None:
         ({"tp": 3}, "do not divide by tensor parallel 3"),
         ({"tp": 16}, "tensor parallel 16"),
         ({"context": 1048577}, "beyond 1048576 positions"),
+        ({"batched": 65536}, "65536 batched tokens"),
         ({"config": {"head_dim": 256}}, "head_dim is 256"),
         ({"config": {"compress_ratios": [0, 8, 4, 128]}}, "compression ratio 8"),
         ({"config": {"index_topk": 2048}}, "index_topk is 2048"),

@@ -21,6 +21,8 @@ SHAPES = {
     "sliding_window": 128,
 }
 MAX_TENSOR_PARALLEL = 8
+MAX_BATCHED_TOKENS = 65535
+"""A launch has one block column per token, and CUDA's grid is no deeper."""
 
 
 def shape_faults(config: Mapping[str, Any]) -> list[str]:
@@ -76,11 +78,14 @@ def check_config(vllm_config: Any) -> None:
     faults += parallel_faults(
         int(config["num_attention_heads"]), int(config["o_groups"]), int(parallel.tensor_parallel_size)
     )
+    batched = int(vllm_config.scheduler_config.max_num_batched_tokens)
+    if batched > MAX_BATCHED_TOKENS:
+        faults.append(f"{batched} batched tokens are more than {MAX_BATCHED_TOKENS}")
     positions = int(config["max_position_embeddings"])
     if vllm_config.model_config.max_model_len > positions:
         faults.append(f"the context of {vllm_config.model_config.max_model_len} is beyond {positions} positions")
     if faults:
-        raise Refused("; ".join(faults), "serve DeepSeek-V4-Flash with a tensor parallel size of 1, 2, 4 or 8")
+        raise Refused("; ".join(faults), "serve DeepSeek-V4-Flash, tensor parallel 1, 2, 4 or 8, within these limits")
 
 
 def names_in(folder: Path) -> set[str] | None:
