@@ -76,7 +76,7 @@ else:
             ts: float = -1.0
             dur: float = -1.0
             tid: int | str | float | None = None
-            args: Args = Args()  # noqa: RUF009 (it is frozen)
+            args: Args = Args()
 
     except ImportError:
         msgspec = None
