@@ -11,6 +11,7 @@ import pytest
 
 from sm86.boot import deadline, phases
 from sm86.boot.state import EXITED, RUNNING, EngineState
+from sm86.host import watch
 from sm86.host.local import Launch, LocalEngine
 from sm86.host.watch import boot_and_wait
 from sm86.spec import Boot, load_envelope
@@ -22,6 +23,12 @@ ENVELOPE = load_envelope("cpu-smoke")
 
 BEGUN = "INFO 11-30 17:12:57 [cpu_model_runner.py:131] Starting to load model /models/m..."
 UP = "INFO:     Application startup complete."
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(watch, "ASK_EVERY_S", 0.1)
+    monkeypatch.setattr(watch, "TICK_S", 0.02)
 
 
 @pytest.fixture
