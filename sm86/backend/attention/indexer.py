@@ -50,7 +50,7 @@ def make_forward(module: Any, max_logits_mib: int) -> Callable[..., Any]:
                 logits.stride(1),
                 op.topk_tokens,
             )
-        if own.decode is not None:
+        if own.decode is not None and decode:
             _decode(op, own.decode, query[:decode], weights[:decode], cache, topk_buffer, workspace)
 
     def _decode(op: Any, own: Any, query: Any, weights: Any, cache: Any, topk_buffer: Any, workspace: Any) -> None:
