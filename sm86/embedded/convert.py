@@ -152,6 +152,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         source = options.gguf or packaged_gguf()
+        print(f"converting {source.name} ...", flush=True)
         config = convert(source, options.out)
     except Sm86Error as error:
         print(f"{error.what}\n  {error.mend}", file=sys.stderr)

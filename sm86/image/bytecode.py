@@ -42,6 +42,7 @@ def _left_out(results: Iterable[str | None]) -> tuple[str, ...]:
 
 
 def main(arguments: list[str]) -> int:
+    print("compiling ...")
     seen, left_out = compile_folder(Path(arguments[0]), len(os.sched_getaffinity(0)))
     for path in left_out:
         print(f"not this Python's language, left out: {path}")

@@ -10,6 +10,7 @@ _LINE = re.compile(r"#(\d+) (.*)")
 _STEP = re.compile(r"\[(?:(?P<stage>[\w-]+) )?(?:stage-\d+ )? *(?P<number>\d+)/(?P<total>\d+)\] (?P<text>.*)")
 _OUTPUT = re.compile(r"\d+\.\d+ (.*)")
 _DONE = re.compile(r"DONE ([\d.]+)s")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 KEPT_LINES = 12
 
@@ -21,6 +22,7 @@ class Step:
     title: str
     state: str = "running"
     seconds: float = 0.0
+    told: bool = False
     output: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
 
 
@@ -42,8 +44,9 @@ class Progress:
         number, text = int(found[1]), found[2]
         step = self.steps.get(number)
         if step is None:
-            step = self.steps[number] = Step(_title(text))
-            return None if text.startswith("[internal]") else f"{step.title} ..."
+            # told only once it prints something: what comes from the cache is named and over in the same moment
+            self.steps[number] = Step(_title(text), told=text.startswith("[internal]"))
+            return None
         return self._advance(step, text)
 
     def failed(self) -> Step | None:
@@ -60,9 +63,9 @@ class Progress:
     def _advance(self, step: Step, text: str) -> str | None:
         done = _DONE.fullmatch(text)
         if done:
-            told = step.state == "running" and float(done[1]) >= 1
+            worth_telling = step.state == "running" and float(done[1]) >= 1
             step.state, step.seconds = "done", float(done[1])
-            return f"{step.title}: {step.seconds:.0f} s" if told else None
+            return f"{step.title}: {step.seconds:.0f} s" if worth_telling else None
         if text == "CACHED":
             step.state = "cached"
         elif text.startswith("ERROR"):
@@ -70,11 +73,14 @@ class Progress:
             step.output.append(text)
         elif text == "CANCELED":
             step.state = "canceled"
-        else:
+        elif not _DIGEST.fullmatch(text):
             output = _OUTPUT.fullmatch(text)
             words = (output[1] if output else text).strip()
             if words:
                 step.output.append(words)
+            if not step.told:
+                step.told = True
+                return f"{step.title} ..."
         return None
 
 

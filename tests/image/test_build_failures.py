@@ -87,7 +87,9 @@ def test_steps_are_told_once_when_they_start_and_when_they_took_time():
             "#1 [internal] load build definition from Dockerfile\n",
             "#1 DONE 0.0s\n",
             "#4 [cpu-packages 2/4] RUN --mount=type=cache,id=p,target=/root     pip install     -r /locks/x.txt\n",
+            "#4 sha256:f71a6c620acbb25b1bae7f3e41922d656ca087d445e9b31b3d24f533d63c7114\n",
             "#4 1.234 Collecting numpy\r#4 1.3 half a line\n",
+            "#4 1.4 more\n",
             "#4 DONE 31.7s\n",
             "#5 [base 1/2] FROM docker.io/library/sm86-base:bookworm\n",
             "#5 CACHED\n",
@@ -97,10 +99,12 @@ def test_steps_are_told_once_when_they_start_and_when_they_took_time():
     assert told == [
         None,
         None,
+        None,
+        None,
         "cpu-packages 2/4: RUN pip install -r /locks/x.txt ...",
         None,
         "cpu-packages 2/4: RUN pip install -r /locks/x.txt: 32 s",
-        "base 1/2: FROM docker.io/library/sm86-base:bookworm ...",
+        None,
         None,
         None,
     ]
