@@ -228,7 +228,9 @@ def _tell_failure(result: BootResult, envelope: Envelope, server: ServerEngine, 
     print("\n".join(boot_view.summary(result.phases, result.seconds)))
     print(failure.what)
     for number, text in failure.lines:
-        print(f"  | {number}: {text}")
+        # a refusal of the launcher is its own two lines, which stand here already
+        if text not in (f"sm86: {failure.what}", f"mend: {failure.mend}"):
+            print(f"  | {number}: {text}")
     print(f"mend: {failure.mend}")
     option = f"--envelope {envelope.name}{_engine_option(engine)}"
     if result.left_running:

@@ -46,8 +46,9 @@ def phase_row(phase: Phase, now: float) -> tuple[str, str, str, str]:
 
 
 def summary(phases: tuple[Phase, ...], seconds: float) -> list[str]:
-    """Every phase in a plain table, one line each."""
+    """Every phase of a boot that is over in a plain table, one line each."""
     rows = [phase_row(phase, seconds) for phase in phases]
+    rows = [(name, state or "not reached", time, what) for name, state, time, what in rows]
     return [f"  {name:<8}{state:<15}{time:>12}  {what}".rstrip() for name, state, time, what in rows]
 
 
