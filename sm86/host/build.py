@@ -34,6 +34,7 @@ CA_BUNDLES = ("SM86_CA_BUNDLE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE
 SYSTEM_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 NETWORK_VARIABLE = "SM86_BUILD_NETWORK"
 BASE_VARIABLE = "SM86_BASE_IMAGE"
+TORCH_INDEX_VARIABLE = "SM86_TORCH_CPU_INDEX"
 
 Say = Callable[[str], None]
 
@@ -99,6 +100,7 @@ def plan(request: Request, root: Path, docker: DockerGateway, say: Say) -> Plan:
         git_dirty=dirty,
         network={"default": ""}.get(network := os.environ.get(NETWORK_VARIABLE) or "host", network),
         proxies=proxies_in(os.environ),
+        torch_index=os.environ.get(TORCH_INDEX_VARIABLE, ""),
         cubin=request.cubin,
         no_cache=request.no_cache,
     )

@@ -19,7 +19,8 @@ class Build:
     """What is to be built.
 
     secrets: (id, path) of files that the build may read and never keeps; network: "host" or "" for the
-    engine's default; proxies: names of variables whose values the build gets from the environment.
+    engine's default; proxies: names of variables whose values the build gets from the environment;
+    torch_index: where torch for the CPU comes from, "" for PyTorch's own index.
     """
 
     target: str
@@ -30,6 +31,7 @@ class Build:
     secrets: tuple[tuple[str, str], ...] = ()
     network: str = "host"
     proxies: tuple[str, ...] = ()
+    torch_index: str = ""
     cubin: bool = False
     no_cache: bool = False
 
@@ -59,6 +61,8 @@ def build_args(build: Build) -> dict[str, str]:
         args["GIT_REV"] = build.git_rev
         if build.git_dirty is not None:
             args["GIT_DIRTY"] = "true" if build.git_dirty else "false"
+    if build.torch_index:
+        args["TORCH_CPU_INDEX"] = build.torch_index
     if build.cubin:
         args["FLASHINFER_CUBIN"] = "1"
     return args

@@ -40,6 +40,7 @@ def test_a_new_client_uses_buildx_and_everything_that_was_found():
         git_dirty=False,
         secrets=(("ca", "/etc/ssl/ca.crt"), ("pip", "/tmp/pip.conf")),
         proxies=("https_proxy",),
+        torch_index="https://mirror.example/cpu",
         cubin=True,
         no_cache=True,
     )
@@ -62,6 +63,8 @@ def test_a_new_client_uses_buildx_and_everything_that_was_found():
         f"GIT_REV={'a' * 40}",
         "--build-arg",
         "GIT_DIRTY=false",
+        "--build-arg",
+        "TORCH_CPU_INDEX=https://mirror.example/cpu",
         "--build-arg",
         "FLASHINFER_CUBIN=1",
         "--build-arg",

@@ -71,7 +71,14 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "sm86" / "a.py").write_text("a = 1\n")
     for words in (("init", "-q"), ("add", "."), ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "1")):
         subprocess.run(["git", *words], cwd=root, check=True)
-    for name in (*host.CA_BUNDLES, host.BASE_VARIABLE, host.NETWORK_VARIABLE, "SM86_WHEELS", "SM86_DOCKER"):
+    for name in (
+        *host.CA_BUNDLES,
+        host.BASE_VARIABLE,
+        host.NETWORK_VARIABLE,
+        "SM86_WHEELS",
+        "SM86_DOCKER",
+        host.TORCH_INDEX_VARIABLE,
+    ):
         monkeypatch.delenv(name, raising=False)
     for name in ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
