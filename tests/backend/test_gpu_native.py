@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_attention_reference import POOL_STRIDE, SCALE, random_cache, random_source
-from test_kernels_compress import FORMS, build, rope_table, written
 
 from sm86.backend.kernels import compress, e4m3, indexer_logits, pages
+from tests.backend.test_attention_reference import POOL_STRIDE, SCALE, random_cache, random_source
+from tests.backend.test_kernels_compress import FORMS, build, rope_table, written
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ import time
 
 import pytest
 import torch
-from test_attention_reference import SCALE, random_cache, random_source, relative
-from test_kernels_compress import FORMS, rope_table
 
 from sm86.backend.kernels import compress, indexer_logits, mhc_gemm, output_projection, pages
 from sm86.backend.layout import indexer_page, main_page
+from tests.backend.test_attention_reference import SCALE, random_cache, random_source, relative
+from tests.backend.test_kernels_compress import FORMS, rope_table
 
 POOL_STRIDE = 1_039_680
 

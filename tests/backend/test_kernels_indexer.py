@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_kernels_compress import rope_table
 
 from sm86.backend.kernels import indexer_logits, indexer_query, pages
 from sm86.backend.layout import indexer_page
+from tests.backend.test_kernels_compress import rope_table
 
 POOL_STRIDE = 1_039_680
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_kernels_compress import rope_table
 
 from sm86.backend.kernels import mhc_gemm, output_projection
 from sm86.backend.kernels.rope import rotate_tail
+from tests.backend.test_kernels_compress import rope_table
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(8, 1), (16, 2), (64, 8)])

@@ -3,7 +3,6 @@
 
 from pathlib import Path
 
-import excerpts as x
 import pytest
 
 from sm86.boot import deadline, phases
@@ -14,6 +13,7 @@ from sm86.boot.phases import ALL, BootPhases
 from sm86.boot.state import CREATED, EXITED, MISSING, RESTARTING, RUNNING, EngineState
 from sm86.spec import load_envelope
 from sm86.verify.reader import LogReader
+from tests.boot import excerpts as x
 
 LOGS = Path(__file__).parent / "logs"
 DIED = EngineState(EXITED, 1)

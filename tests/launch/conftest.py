@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launch_machine import DSV4, LLAMA, Machine, gpu_uuid, write_model
+
+from tests.launch.launch_machine import DSV4, LLAMA, Machine, gpu_uuid, write_model
 
 
 @pytest.fixture

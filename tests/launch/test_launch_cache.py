@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launch_machine import ROOT
 
 from sm86.errors import CouldNotRun
 from sm86.launch import cache
+from tests.launch.launch_machine import ROOT
 
 A, B = "a" * 16, "b" * 16
 

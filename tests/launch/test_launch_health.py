@@ -13,9 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from launch_machine import ROOT
 
 from sm86.launch import health
+from tests.launch.launch_machine import ROOT
 
 METRICS = """# HELP vllm:num_requests_running Number of requests
 vllm:num_requests_running{engine="0",model_name="m"} 1.0

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launch_machine import ROOT
 
 from sm86.errors import CouldNotRun
 from sm86.launch import locks
+from tests.launch.launch_machine import ROOT
 
 # takes the locks, starts a worker as vLLM does (closed files, its own share), becomes another program by exec
 HOLDER = """

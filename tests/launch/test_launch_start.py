@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_machine import DSV4, LLAMA, ROOT, Machine, gpu_uuid
 
 from sm86.launch import cache, overrides
 from sm86.launch.arguments import facts_of
@@ -20,6 +19,7 @@ from sm86.launch.options import parse
 from sm86.manifest import manifest_of
 from sm86.spec import envelope_names, load_envelope
 from sm86.spec.argv import serve_argv
+from tests.launch.launch_machine import DSV4, LLAMA, ROOT, Machine, gpu_uuid
 
 KEY = "sk-0123456789abcdef"
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from replay import BLOCK, CONTEXT, MODEL
 
 from sm86.measure.limits import Limits
 from sm86.spec import load_envelope
 from sm86.spec.envelope import Bench, Envelope
+from tests.measure.replay import BLOCK, CONTEXT, MODEL
 
 PATIENT = Limits(connect_s=5.0, answer_s=5.0, first_token_s=5.0, prefill_tok_s=1e6, between_tokens_s=5.0)
 QUICK = Limits(connect_s=1.0, answer_s=0.7, first_token_s=0.5, prefill_tok_s=1e6, between_tokens_s=0.5, token_s=0.02)

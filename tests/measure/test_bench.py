@@ -6,8 +6,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from conftest import PATIENT, QUICK, envelope_of
-from replay import MODEL, Behaviour, sent_rate, serving
 
 from sm86.errors import CheckFailed, CouldNotRun
 from sm86.measure import bench, judge
@@ -17,6 +15,8 @@ from sm86.measure.result import BenchResult, conditions_for, to_record
 from sm86.measure.window import Window
 from sm86.record import Conditions
 from sm86.record.schema import from_json
+from tests.measure.conftest import PATIENT, QUICK, envelope_of
+from tests.measure.replay import MODEL, Behaviour, sent_rate, serving
 
 pytestmark = pytest.mark.timing
 

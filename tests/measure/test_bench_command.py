@@ -8,12 +8,12 @@ import os
 import re
 
 import pytest
-from conftest import PATIENT, QUICK
-from replay import Behaviour, serving
 
 from sm86.cli import bench as command
 from sm86.cli.guard import guard
 from sm86.measure.client import Client
+from tests.measure.conftest import PATIENT, QUICK
+from tests.measure.replay import Behaviour, serving
 
 pytestmark = pytest.mark.timing
 

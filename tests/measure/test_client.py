@@ -8,14 +8,14 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from conftest import PATIENT, QUICK
-from replay import MODEL, Behaviour, Replay, sent_rate, serving
 
 from sm86.errors import CouldNotRun
 from sm86.measure.api_key import VARIABLE, read_api_key
 from sm86.measure.client import Client, Request, ServerFault, parse_address, run_together
 from sm86.measure.timeline import Timeline
 from sm86.measure.window import Refusal, Window, steady_window
+from tests.measure.conftest import PATIENT, QUICK
+from tests.measure.replay import MODEL, Behaviour, Replay, sent_rate, serving
 
 
 def client_of(replay: Replay, **more) -> Client:

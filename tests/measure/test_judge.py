@@ -149,18 +149,40 @@ def test_what_fails_alone_does_not_count():
     assert "1 of 4" in answers(partly, partly).text
 
 
-def test_a_near_tie_alone_does_not_count():
-    def alone(lowest_at: int) -> list[Timeline]:
-        marks = tuple((n, -1.2 if n == lowest_at else -0.05) for n in range(len(RIGHT[0])))
-        return [said(text, logprob_marks=marks) for text in RIGHT]
+def sure(text: str, *ties: int) -> Timeline:
+    """A text in which every character is a firm token, except those at `ties`."""
+    return said(text, logprob_marks=tuple((n, -0.9 if n in ties else -0.05) for n in range(len(text))))
 
-    wrong = [[said(" 0"), said(" 0")]]
-    second = len(" 1111")
-    assert judge.known_answers(ROWS, alone(0), wrong).state == "not applicable"
-    # the token behind the digits belongs to the answer, what comes after it does not
-    assert judge.known_answers(ROWS, alone(second), wrong).state == "not applicable"
-    assert judge.known_answers(ROWS, alone(second + 1), wrong).state == "fail"
-    assert "2 of 4 codes" in judge.known_answers(ROWS, alone(second + 1), [[said(text) for text in RIGHT]]).text
+
+def judged(alone: tuple[Timeline, ...], *together: str) -> Verdict:
+    return judge.known_answers(ROWS, alone, [[said(text) for text in together]])
+
+
+NAME = RIGHT[0].index("Carwick")
+CODE = RIGHT[0].index("2222")
+
+
+def test_a_near_tie_in_the_answer_does_not_count():
+    alone = (sure(RIGHT[0], 2, CODE + 1), sure(RIGHT[1]))
+    assert judged(alone, " 9\n- Carwick: 9\n", RIGHT[1]).state == "pass"
+    assert "2 of 4" in judged(alone, *RIGHT).text
+    assert judged((sure(RIGHT[0]), sure(RIGHT[1])), " 9\n- Carwick: 9\n", RIGHT[1]).state == "fail"
+
+
+def test_a_near_tie_on_the_way_counts_only_where_the_same_words_lead_there():
+    alone = (sure(RIGHT[0], NAME), sure(RIGHT[1]))
+    elsewhere = " 1111. That is all."
+    assert judged(alone, elsewhere, RIGHT[1]).state == "pass"
+    assert judged(alone, RIGHT[0].replace("2222", "2223"), RIGHT[1]).state == "fail"
+    # a firm way must be gone
+    assert judged((sure(RIGHT[0]), sure(RIGHT[1])), elsewhere, RIGHT[1]).state == "fail"
+
+
+def test_where_nothing_known_is_led_to_the_check_does_not_apply():
+    late = " unknown\n- Carwick: 2222"
+    alone = (sure(late, late.index("Carwick")), sure(" unknown"))
+    assert judged(alone, " none", " none").state == "not applicable"
+    assert judged(alone, late, " none").state == "pass"
 
 
 def test_a_model_that_knows_nothing_alone_never_passes():

@@ -108,10 +108,10 @@ def test_right_answers_in_several_forms():
 
 def test_wrong_missing_and_leaked_answers():
     answers = read_answers(" 11112\n- Carwick: 5555\n- Penb: 3333", 0, ROWS)
-    assert [(a.right, a.given, a.leaked_from, a.end) for a in answers] == [
-        (False, "11112", None, len(" 11112")),
-        (False, "5555", 1, len(" 11112\n- Carwick: 5555")),
-        (False, "", None, 0),
+    assert [(a.right, a.given, a.leaked_from, a.start, a.end) for a in answers] == [
+        (False, "11112", None, 0, len(" 11112")),
+        (False, "5555", 1, len(" 11112\n- Carwick"), len(" 11112\n- Carwick: 5555")),
+        (False, "", None, 0, 0),
     ]
 
 

@@ -188,8 +188,9 @@ def test_the_least_likely_token_on_the_way():
         Done(3.0),
     ]
     made = build(0.0, events)
-    assert [made.lowest_logprob(n) for n in (0, 1, 2, 3, 6)] == [None, -0.1, -0.1, -3.0, -3.0]
-    assert build(0.0, [chunk(1.0, 1), Done(1.0)]).lowest_logprob(1) is None
+    assert [made.lowest_logprob(0, n) for n in (0, 1, 2, 3, 6)] == [None, -0.1, -0.1, -3.0, -3.0]
+    assert [made.lowest_logprob(n, 6) for n in (1, 2, 3, 5)] == [-3.0, -3.0, -0.2, None]
+    assert build(0.0, [chunk(1.0, 1), Done(1.0)]).lowest_logprob(0, 1) is None
 
 
 def test_missing_usage_leaves_no_points():

@@ -1,8 +1,19 @@
 """Several starts in one log: the last one is judged alone, and the log is not that of one start."""
 
-from verify_logs import GOOD, claims, finding, good, line_of, load_envelope, not_passed, read, replaced, until, verified
-
 from sm86.manifest import format_manifest
+from tests.verify.verify_logs import (
+    GOOD,
+    claims,
+    finding,
+    good,
+    line_of,
+    load_envelope,
+    not_passed,
+    read,
+    replaced,
+    until,
+    verified,
+)
 
 OOM = "(Worker_TP2 pid=4303) ERROR 12-01 17:05:55 [a.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried\n"
 

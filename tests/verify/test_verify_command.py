@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from verify_logs import GOOD, good, load_envelope, read, replaced
 
 from sm86.boot.state import MISSING, RUNNING, EngineState
 from sm86.cli import engines
@@ -19,6 +18,7 @@ from sm86.record import load
 from sm86.record.schema import from_json
 from sm86.verify.record import report_to_record
 from sm86.verify.verify import verify_log
+from tests.verify.verify_logs import GOOD, good, load_envelope, read, replaced
 
 
 @pytest.fixture

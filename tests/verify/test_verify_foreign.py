@@ -1,7 +1,8 @@
 """Real logs of other servers and of the prototype: which checks fail or are not seen, and on which line."""
 
 import pytest
-from verify_logs import finding, not_passed, read, states, verified
+
+from tests.verify.verify_logs import finding, not_passed, read, states, verified
 
 ENGINE_SILENT = {"manifest", "argv", "git-revision", "vllm-origin"}
 

@@ -1,9 +1,20 @@
 """The composed good log passes every rule; each honest change to it is caught by exactly the rules it should be."""
 
 import pytest
-from verify_logs import GOOD, REVISION, good, load_envelope, not_passed, replaced, states, until, verified, without
 
 from sm86.spec.argv import serve_argv
+from tests.verify.verify_logs import (
+    GOOD,
+    REVISION,
+    good,
+    load_envelope,
+    not_passed,
+    replaced,
+    states,
+    until,
+    verified,
+    without,
+)
 
 
 def changed_argv(old: str, new: str) -> list[str]:

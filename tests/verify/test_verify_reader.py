@@ -5,10 +5,10 @@ import tracemalloc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verify_logs import chunked, good, read
 
 from sm86.verify import events as ev
 from sm86.verify.reader import LogReader, read_events
+from tests.verify.verify_logs import chunked, good, read
 
 
 def events_in(chunks) -> list[ev.Event]:

@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_verify_mutations import MUTATIONS
-from verify_logs import GOOD, REVISION, claims, finding, good, load_envelope, replaced, states, until, verified, without
 
 from sm86.errors import CouldNotRun
 from sm86.manifest import format_entry, format_manifest
@@ -14,6 +12,20 @@ from sm86.spec import load_all
 from sm86.verify.findings import Evidence, shown, without_secrets
 from sm86.verify.rules import RULES
 from sm86.verify.verify import verify_log
+from tests.verify.test_verify_mutations import MUTATIONS
+from tests.verify.verify_logs import (
+    GOOD,
+    REVISION,
+    claims,
+    finding,
+    good,
+    load_envelope,
+    replaced,
+    states,
+    until,
+    verified,
+    without,
+)
 
 ENGINE_ONLY = good().split("[sm86] manifest end\n")[1]
 MANIFEST_ONLY = "\n".join(format_manifest(claims(load_envelope(GOOD)))) + "\n"

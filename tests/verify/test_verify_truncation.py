@@ -1,10 +1,10 @@
 """A log that is cut somewhere is never verified where it should not be, and a cut is never called a failure."""
 
 import pytest
-from verify_logs import REVISION, finding, good, load_envelope, states, verified
 
 from sm86.errors import CouldNotRun
 from sm86.verify.verify import verify_log
+from tests.verify.verify_logs import REVISION, finding, good, load_envelope, states, verified
 
 LOG = good().encode()
 READY = LOG.index(b"Application startup complete.") + len(b"Application startup complete.")
