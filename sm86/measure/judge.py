@@ -28,9 +28,9 @@ GATES = (WINDOW, TEXT, LOGITS, ANSWERS)
 
 SAME_TOKENS = 16
 
-FIRM = 0.7
-"""An answer counts as known alone only if every token on the way to it had at least this probability: sequences that
-decode together round differently, and that may turn a near tie, which is no fault."""
+FIRM = 0.6
+"""Below this probability a greedy token may be a near tie. Sequences that decode together round differently, and that
+may turn a tie, which is no fault."""
 
 
 def is_good(verdicts: Sequence[Verdict]) -> bool:
@@ -124,44 +124,54 @@ def says_nan(message: str) -> bool:
 def known_answers(
     rows: Sequence[Sequence[Fact]], alone: Sequence[Timeline], measured: Sequence[Sequence[Timeline]]
 ) -> Verdict:
-    """Codes that the model firmly knew alone must be given at N as well; a code of another sequence is a leak.
+    """Codes that the model gave alone must be given at N as well; a code of another sequence is a leak.
 
-    What fails alone says nothing about N. Where everything fails alone the check does not apply; it never passes.
+    What is wrong alone says nothing about N, and neither does a near tie. An answer counts where the same words lead
+    to it at N and its own tokens were firm alone; where all tokens on the way were firm, it must be led to as well.
+    Where nothing is known alone the check does not apply; it never passes.
     """
-    known: set[tuple[int, str]] = set()
-    asked = 0
+    asked, known, counted = 0, 0, 0
     faults: list[str] = []
-    for sequence, timeline in enumerate(alone):
-        for answer in read_answers(timeline.text, sequence, rows):
-            asked += 1
-            if answer.right and _is_firm(timeline, answer.end):
-                known.add((sequence, answer.fact.name))
-    for repeat, timelines in enumerate(measured, 1):
-        for sequence, timeline in enumerate(timelines):
-            for answer in read_answers(timeline.text, sequence, rows):
+    for sequence, single in enumerate(alone):
+        answers = read_answers(single.text, sequence, rows)
+        asked += len(answers)
+        right = [answer for answer in answers if answer.right and _is_firm(single, answer.start, answer.end)]
+        known += len(right)
+        for repeat, timelines in enumerate(measured, 1):
+            text = timelines[sequence].text
+            together = {answer.fact.name: answer for answer in read_answers(text, sequence, rows)}
+            where = f"repeat {repeat}, sequence {sequence + 1}"
+            for answer in together.values():
                 if answer.leaked_from is not None:
-                    faults.append(
-                        f"repeat {repeat}, sequence {sequence + 1}: {answer.fact.name} got {answer.given}, "
-                        f"which only sequence {answer.leaked_from + 1} was told"
-                    )
-                elif not answer.right and (sequence, answer.fact.name) in known:
-                    given = answer.given or "no code"
-                    faults.append(
-                        f"repeat {repeat}, sequence {sequence + 1}: {answer.fact.name} is {answer.fact.code}, "
-                        f"known alone; together it said {given}"
-                    )
+                    source = f"which only sequence {answer.leaked_from + 1} was told"
+                    faults.append(f"{where}: {answer.fact.name} got {answer.given}, {source}")
+            for answer in right:
+                led_to = text.startswith(single.text[: answer.start])
+                if not led_to and not _is_firm(single, 0, answer.end):
+                    continue
+                counted += 1
+                found = together[answer.fact.name]
+                if not found.right and found.leaked_from is None:
+                    said = found.given or "no code"
+                    told = f"{answer.fact.name} is {answer.fact.code}, known alone; together it said {said}"
+                    faults.append(f"{where}: {told}")
     if faults:
         return Verdict(ANSWERS, "fail", _some(faults))
     if not known:
         return Verdict(ANSWERS, "not applicable", f"the model knows none of the {asked} codes firmly even alone")
     if not measured:
         return Verdict(ANSWERS, "not seen", "the prompts were not sent together")
-    return Verdict(ANSWERS, "pass", f"{len(known)} of {asked} codes are firmly known alone, and all of these together")
+    if not counted:
+        told = f"together no words led to the {known} codes that are firmly known alone, and none had to"
+        return Verdict(ANSWERS, "not applicable", told)
+    told = (
+        f"{known} of {asked} codes are firmly known alone; all {counted} answers together that depend on them are right"
+    )
+    return Verdict(ANSWERS, "pass", told)
 
 
-def _is_firm(timeline: Timeline, end: int) -> bool:
-    # one character more, as the token behind the digits decides that they end there
-    lowest = timeline.lowest_logprob(end + 1)
+def _is_firm(timeline: Timeline, start: int, end: int) -> bool:
+    lowest = timeline.lowest_logprob(start, end)
     return lowest is None or lowest >= log(FIRM)
 
 

@@ -170,12 +170,14 @@ def continuation(prompt: Prompt) -> str:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a text says for a fact: whether it is right, the digits given ("" for none), whose code they are
-    if they are another sequence's (0-based), and where they end in the text (characters; 0 where there are none)."""
+    if they are another sequence's (0-based), and the answer's place in the text: characters from behind the name
+    to behind the digits (0, 0 where there are none)."""
 
     fact: Fact
     right: bool
     given: str
     leaked_from: int | None
+    start: int
     end: int
 
 
@@ -191,6 +193,10 @@ def read_answers(text: str, sequence: int, rows: Sequence[Sequence[Fact]]) -> tu
         given = digits[0] if digits else ""
         owner = owners.get(given)
         leaked = owner if owner is not None and owner != sequence else None
-        end = match.start(1) + digits.end() - (len(full) - len(text)) if match and digits else 0
-        answers.append(Answer(fact, given == fact.code, given, leaked, end))
+        start, end = 0, 0
+        if match and digits:
+            # the first name is the prompt's last word and so stands before the text
+            begin = match.start(1) - (len(full) - len(text))
+            start, end = max(begin, 0), begin + digits.end()
+        answers.append(Answer(fact, given == fact.code, given, leaked, start, end))
     return tuple(answers)

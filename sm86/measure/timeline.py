@@ -64,9 +64,9 @@ class Timeline:
             characters = mark
         return self.text[:characters]
 
-    def lowest_logprob(self, characters: int) -> float | None:
-        """The lowest log probability on the way to the first `characters` characters; None where none was sent."""
-        return min((lowest for start, lowest in self.logprob_marks if start < characters), default=None)
+    def lowest_logprob(self, start: int, end: int) -> float | None:
+        """The lowest log probability of the tokens that begin in these characters of the text; None where not sent."""
+        return min((lowest for place, lowest in self.logprob_marks if start <= place < end), default=None)
 
 
 class StreamBroken(Exception):

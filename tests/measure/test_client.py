@@ -12,6 +12,7 @@ import pytest
 from sm86.errors import CouldNotRun
 from sm86.measure.api_key import VARIABLE, read_api_key
 from sm86.measure.client import Client, Request, ServerFault, parse_address, run_together
+from sm86.measure.limits import Limits
 from sm86.measure.timeline import Timeline
 from sm86.measure.window import Refusal, Window, steady_window
 from tests.measure.conftest import PATIENT, QUICK
@@ -65,6 +66,21 @@ def test_the_rate_is_what_was_sent(behaviour):
         assert all(line.chunks * 3 < line.tokens for line in lines)
     if behaviour.chat:
         assert all(line.reasoning and line.text and line.tokens == 250 for line in lines)
+
+
+def test_the_time_is_taken_when_the_read_returns():
+    with serving(Behaviour(rate=40)) as replay:
+        (line,) = together(replay, 1, tokens=10)
+    sent = replay.sent["measured", 0][0]
+    assert [point.tokens for point in line.points] == [count for _, count in sent]
+    assert all(0 <= point.at - at < 0.02 for point, (at, _) in zip(line.points, sent, strict=True))
+
+
+def test_every_token_gives_new_patience():
+    limits = Limits(first_token_s=0.3, prefill_tok_s=1e6, between_tokens_s=0.3, token_s=0.1)
+    with serving(Behaviour(rate=40)) as replay:
+        line = Client(parse_address(replay.url), limits=limits).stream(ask(0, tokens=40))
+    assert line.tokens == 40 and line.points[-1].at - line.sent_at > 0.9
 
 
 def test_usage_that_comes_only_at_the_end_gives_no_number():

@@ -28,6 +28,7 @@ def test_text_is_not_flagged(text):
 
 SOUP_LETTERS = "abcdefghij" + "абвгдежзик" + "天地玄黄宇宙" + "αβγδε" + "اأبت" + "कखग"
 SOUP = "".join(random.Random(4).choices(SOUP_LETTERS + " ", k=1200))
+SPRINKLED = "".join("ж" if n % 8 == 0 and c.isalpha() else c for n, c in enumerate(PROSE[:1500]))
 BROKEN = "".join("�" if n % 50 == 0 else c for n, c in enumerate(PROSE[:2000]))
 
 
@@ -40,6 +41,7 @@ BROKEN = "".join("�" if n % 50 == 0 else c for n, c in enumerate(PROSE[:2000])
         (PROSE[:1200] + PROSE[:300] * 3, "repeat every 300 "),
         (PROSE[:900] + (PROSE[:650] + "\n") * 4, "repeat every 651 "),
         (SOUP, "script changes"),
+        (SPRINKLED, "script changes"),
         (BROKEN, "replacement"),
         (PROSE[:7000] + "x" * 600, "repeat every 1 "),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm86.measure.metrics import (
@@ -41,6 +41,7 @@ def test_counters_are_summed_over_engines():
     assert found == Counters(3.0, 42.0, 2.0, 0.0, 0.0, 512.0, 600.0)
 
 
+@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_labels_does_not_matter(rng: random.Random):
     labels = [("engine", "0"), ("model_name", 'x"}\\,\n'), ("reason", ""), ("le", "+Inf")]
@@ -61,6 +62,7 @@ def test_lines_that_are_none_are_skipped(line):
     assert parse(line) == ()
 
 
+@settings(deadline=None)
 @given(st.text(max_size=80))
 def test_any_text_is_read(text):
     counters(text, 0.0)

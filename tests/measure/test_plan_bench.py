@@ -61,6 +61,7 @@ def test_an_envelope_whose_prompt_does_not_fit_is_refused():
         (65_024, 81_344, 256, True),
         (64_000, 81_344, 256, False),
         (0, 81_344, 256, False),
+        (128, 256, 128, True),
         (128, 250, 128, True),  # one whole block is all that can be cached
         (0, 250, 128, False),
         (0, 128, 128, False),  # nothing can be cached: the last token is always computed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm86.errors import CouldNotRun
@@ -32,6 +32,7 @@ def test_the_wanted_length_is_reached_and_not_exceeded(wanted):
     assert len(asked) <= 11
 
 
+@settings(deadline=None)
 @given(st.integers(250, 3000), st.floats(0.3, 4.0))
 def test_any_tokenizer_is_fitted(wanted, scale):
     def coarse(text: str) -> int:
@@ -119,6 +120,7 @@ def test_a_code_on_another_line_is_not_the_answer():
     assert not read_answers(" unknown\n1111", 0, ROWS)[0].right
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_can_be_read(text):
     assert len(read_answers(text, 1, ROWS)) == 3

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm86.measure.stream import MAX_EVENT_BYTES, Chunk, Done, Fault, ServerError, StreamParser
@@ -63,6 +63,7 @@ WHOLE = (
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, len(WHOLE)), max_size=12))
 def test_any_split_gives_the_same_events(cuts):
     assert parse(WHOLE, cuts) == parse(WHOLE)
@@ -76,6 +77,7 @@ def test_every_single_split_gives_the_same_events():
     assert parse(WHOLE, list(range(len(WHOLE)))) == expected
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=6))
 def test_any_bytes_are_events_or_faults_and_splits_do_not_matter(data, cuts):
     cuts = [min(cut, len(data)) for cut in cuts]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm86.measure.stream import Chunk, Done, Fault, ServerError
@@ -107,6 +107,7 @@ def test_what_comes_before_the_last_start_and_after_the_first_end_does_not_count
     assert [s.tok_s for s in window.sequences] == pytest.approx([20, 20], rel=0.01)
 
 
+@settings(deadline=None)
 @given(st.floats(0, 3), st.floats(5, 200), st.integers(1, 6), st.integers(2, 5))
 def test_the_rate_comes_back(lateness, rate, per_chunk, count):
     tokens = int(3.2 * rate * per_chunk) + 40 * per_chunk + 2 * MIN_TOKENS
