@@ -168,4 +168,69 @@ def test(_, fast=False):
     _end(lambda: cli.test(fast))
 
 
+@task(
+    default=True,
+    name="read",
+    help={
+        "path": "a trace of the PyTorch profiler, or a folder of several ranks' traces",
+        "rank": "only this rank",
+        "tpot": "unprofiled milliseconds per token, to say how much tracing slowed the step",
+        "png": "draw one step into this file",
+        "json": JSON,
+    },
+)
+def trace_read(_, path, rank=None, tpot=None, png=None, json=False):
+    """Say where the GPU time of a decode step goes."""
+    from sm86.cli import trace as cli
+
+    _end(lambda: cli.trace(path, json=json, png=png, rank=rank, tpot=tpot))
+
+
+@task(name="diff", help={"before": "a trace, a folder, or saved --json output", "after": "likewise", "json": JSON})
+def trace_diff(_, before, after, json=False):
+    """Say which buckets differ between two traces beyond the spread of their own steps."""
+    from sm86.cli import trace as cli
+
+    _end(lambda: cli.diff(before, after, json=json))
+
+
+TARGET = "gpu (default) or cpu: whose usual image name"
+
+
+@task(
+    name="check", help={"image": "tag or id (default: the one that the services use)", "target": TARGET, "json": JSON}
+)
+def image_check(_, image=None, target="gpu", json=False):
+    """Prove what is in an image, without a GPU."""
+    from sm86.cli import image as cli
+
+    _end(lambda: cli.check(image, target, json))
+
+
+@task(name="diff", help={"before": "an image", "after": "another", "json": JSON})
+def image_diff(_, before, after, json=False):
+    """Say what differs between two images: pins, packages, files."""
+    from sm86.cli import image as cli
+
+    _end(lambda: cli.diff(before, after, json))
+
+
+@task(name="save", help={"image": "tag or id", "archive": "file to write; its checksum goes beside it"})
+def image_save(_, image, archive):
+    """Write an image and its checksum to files, for a rig that reaches no registry."""
+    from sm86.cli import image as cli
+
+    _end(lambda: cli.save(image, archive))
+
+
+@task(name="load", help={"archive": "file that image.save wrote, with its checksum beside it"})
+def image_load(_, archive):
+    """Load an image whose checksum is right."""
+    from sm86.cli import image as cli
+
+    _end(lambda: cli.load(archive))
+
+
 namespace = Collection(envelopes, render, build, up, down, status, logs, verify, bench, demo, test)
+namespace.add_collection(Collection("trace", trace_read, trace_diff))
+namespace.add_collection(Collection("image", image_check, image_diff, image_save, image_load))
