@@ -115,6 +115,8 @@ def resolved_locks(pins: Pins) -> tuple[Lock, ...]:
                 constraints=(
                     # what is compiled at run time must be code that the validated driver (CUDA 13.0) loads
                     *(f"nvidia-cuda-{part}>=13.0,<13.1" for part in ("nvcc", "crt", "cccl", "nvrtc")),
+                    # nvcc asks for any nvvm and understands only its own
+                    "nvidia-nvvm>=13.0,<13.1",
                     # vLLM asks for this from Python 3.12 on only, and both images shall hold the same
                     "setuptools<81",
                 ),
