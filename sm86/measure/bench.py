@@ -14,7 +14,7 @@ from sm86.measure.compare import Measured, compare
 from sm86.measure.metrics import cross_check
 from sm86.measure.plan import BenchPlan
 from sm86.measure.progress import Progress, Silent
-from sm86.measure.result import BenchResult, Repeat, conditions_for
+from sm86.measure.result import BenchResult, Repeat, aggregates, conditions_for
 from sm86.measure.rounds import Rounds
 from sm86.measure.window import Refusal
 from sm86.record import Conditions, Verdict
@@ -66,9 +66,8 @@ def run(
         cache_verdict(repeats),
         cross_check(observed, plan.sequences),
     )
-    rates = [repeat.aggregate_tok_s for repeat in repeats]
     facts = Measured(
-        aggregates=tuple(rate for rate in rates if rate is not None) if None not in rates else (),
+        aggregates=aggregates(repeats),
         prompt_tokens=tuple(tokens or 0 for tokens in lengths),
         wanted_tokens=plan.prompt_tokens,
         full_context=plan.full_context,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from statistics import median
@@ -40,6 +40,12 @@ class Repeat:
         return tuple(None if t.first_at is None else t.first_at - t.sent_at for t in self.timelines)
 
 
+def aggregates(repeats: Sequence[Repeat]) -> tuple[float, ...]:
+    """tok/s of every repeat; empty where one of them had no window, as then there is no number."""
+    found = tuple(repeat.aggregate_tok_s for repeat in repeats)
+    return tuple(value for value in found if value is not None) if None not in found else ()
+
+
 @dataclass(frozen=True, slots=True)
 class BenchResult:
     """A finished benchmark. The number exists only if every repeat had a window."""
@@ -64,9 +70,7 @@ class BenchResult:
 
     @property
     def aggregates(self) -> tuple[float, ...]:
-        """tok/s of every repeat; empty where one of them had no window."""
-        found = tuple(r.aggregate_tok_s for r in self.repeats)
-        return tuple(value for value in found if value is not None) if None not in found else ()
+        return aggregates(self.repeats)
 
     def per_sequence(self) -> tuple[tuple[float, ...], ...]:
         """For every sequence its tok/s in every repeat; empty where there is no number."""

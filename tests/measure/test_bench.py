@@ -275,6 +275,7 @@ def test_a_server_that_fails_in_the_middle(phase, fault):
     [
         (Behaviour(model="another"), "serves another, not replay-model"),
         (Behaviour(context=512), "serves a context of 512 tokens"),
+        (Behaviour(context=4096), "serves a context of 4096 tokens"),
         (Behaviour(key="right"), "refused the API key"),
         (Behaviour(busy=1), "is busy: 1 requests running"),
     ],
