@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from sm86.errors import CouldNotRun
-from sm86.image.names import image_name
+from tests.conftest import BUILD_S
 
 ROOT = Path(__file__).parents[2]
 BOOT_S = 900
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(BOOT_S + 60)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(BOOT_S + BUILD_S)]
 
 
 def docker_is_ready():
@@ -25,8 +25,6 @@ def docker_is_ready():
         docker = require_engine()
     except CouldNotRun as fault:
         return fault.what
-    if docker.image(image_name("cpu")) is None:
-        return "the CPU image is not built"
     return "a container cpu-smoke is there already" if docker.container("cpu-smoke") else None
 
 
@@ -46,10 +44,12 @@ def invoke(*words):
 
 
 @pytest.mark.parametrize("engine", [pytest.param("docker", marks=pytest.mark.docker), "local"])
-def test_a_real_engine_lives_and_dies(engine):
+def test_a_real_engine_lives_and_dies(engine, request):
     missing = docker_is_ready() if engine == "docker" else local_is_ready()
     if missing:
         pytest.skip(missing)
+    if engine == "docker":
+        request.getfixturevalue("cpu_image")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

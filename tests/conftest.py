@@ -1,0 +1,32 @@
+"""What several areas share: the CPU image, built once for all tests that boot it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD_S = 2400
+
+
+@pytest.fixture(scope="session")
+def cpu_image() -> str:
+    """Name of the CPU image of this very tree, built by the product's own command (minutes the first time).
+
+    Skips only where no Docker engine answers; a build that fails is a failure of the tests.
+    """
+    from sm86.errors import CouldNotRun
+    from sm86.host.docker import require_engine
+    from sm86.image.names import image_name
+
+    try:
+        require_engine()
+    except CouldNotRun as fault:
+        pytest.skip(fault.what)
+    argv = [sys.executable, "-m", "invoke", "build", "--target", "cpu"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return image_name("cpu")
