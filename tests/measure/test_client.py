@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import itertools
 import socket
 import threading
 import time
@@ -110,7 +112,15 @@ def test_progress_counts_tokens_not_chunks():
     assert sum(told) == 750
 
 
-def test_all_leave_at_the_same_moment():
+def test_all_leave_at_the_same_moment(monkeypatch):
+    """Even where it takes some of them longer to connect."""
+    connect, calls = http.client.HTTPConnection.connect, itertools.count()
+
+    def slower_each_time(self) -> None:
+        time.sleep(0.05 * next(calls))
+        connect(self)
+
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", slower_each_time)
     with serving(Behaviour(rate=5000)) as replay:
         lines = together(replay, 6, tokens=10)
     assert max(t.sent_at for t in lines) - min(t.sent_at for t in lines) < 0.05
