@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sm86 import __version__
 from sm86.errors import CouldNotRun
 from sm86.launch.command import launch
 from sm86.launch.options import parse
@@ -121,6 +122,10 @@ class Machine:
         info = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
         info.mkdir(exist_ok=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        # the product that runs these tests may be installed with its own plugin; this one, found first, has none
+        bare = site / f"sm86-{__version__}.dist-info"
+        bare.mkdir(exist_ok=True)
+        (bare / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sm86\nVersion: {__version__}\n")
         if plugins:
             (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{plugins}\n")
 
@@ -132,7 +137,7 @@ class Machine:
             "PATH": os.environ["PATH"],
             "HOME": str(self.root / "home"),
             "TMPDIR": str(self.root / "tmp"),
-            "PYTHONPATH": f"{ROOT}:{self.root / 'site'}",
+            "PYTHONPATH": f"{self.root / 'site'}:{ROOT}",
             "DUMP": str(self.root / "dump.json"),
             "SM86_BUILD_FILE": str(self.root / "build.json"),
             **self.environment,
