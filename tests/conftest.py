@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD_S = 2400
+
+
+# A job that a script put into the background starts with SIGINT ignored, and its children inherit that: the tests that
+# interrupt a command would then wait for ever. A handler of our own makes children start with the usual one.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -60,9 +60,18 @@ def holder_of(port: int) -> str | None:
 
 def _holds(descriptors: Path, inodes: set[str]) -> bool:
     try:
-        return any(os.readlink(link) in inodes for link in descriptors.iterdir())
+        links = list(descriptors.iterdir())
     except OSError:
         return False
+    return any(_target(link) in inodes for link in links)
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        # closed while we looked; the others still count
+        return ""
 
 
 def _short(title: str) -> str:
