@@ -33,6 +33,8 @@ CATCH_UP_S = 2.0
 BURST_S = 2.0
 """A log that was written before is read within this time."""
 
+QUIET_TICKS = 5
+"""Ticks without a word after which the log has told what it had; one alone may be a busy machine's pause."""
 DRAIN_S = 5.0
 """After a death the rest of the log is waited for; the engine closes the stream within moments."""
 
@@ -182,11 +184,11 @@ class _Watch:
     def _catch_up(self) -> None:
         """Read what the server said before it answered: the answer may come faster than its log."""
         deadline = time.monotonic() + CATCH_UP_S
-        while self._log_open and time.monotonic() < deadline:
-            before = self._chunks.qsize()
+        quiet = 0
+        while self._log_open and quiet < QUIET_TICKS and time.monotonic() < deadline:
+            waiting = not self._chunks.empty()
             self._take_chunk()
-            if before == 0 and self._chunks.empty():
-                return
+            quiet = 0 if waiting or not self._chunks.empty() else quiet + 1
 
     def _read(self, chunk: bytes) -> None:
         now = self._clock()

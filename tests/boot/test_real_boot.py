@@ -29,16 +29,14 @@ def docker_is_ready():
 
 
 def local_is_ready():
-    """None, or why a process cannot be booted here."""
-    made = (ROOT / ".cache" / "engine-cpu" / "stamp.json").is_file()
-    if (ROOT / ".cache" / "run" / "cpu-smoke" / "server.json").exists():
-        return "cpu-smoke runs already"
-    return None if made else "the local engine's environment is not made"
+    """None, or why a process cannot be booted here; `up` makes the engine's environment where it is missing."""
+    running = (ROOT / ".cache" / "run" / "cpu-smoke" / "server.json").exists()
+    return "cpu-smoke runs already" if running else None
 
 
 def invoke(*words):
     argv = [sys.executable, "-m", "invoke", *words]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=BOOT_S, check=False)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=BOOT_S + BUILD_S, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout, done.stderr
 
