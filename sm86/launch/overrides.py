@@ -194,11 +194,20 @@ _HOST_NAMES = (
     "SM86_TRACEBACK",
     "SM86_RUN_ID",
     "SM86_LOCK_FILES",
+    "SM86_BUILD_NETWORK",
+    "SM86_CA_BUNDLE",
+    "SM86_DEBIAN_MIRROR",
+    "SM86_DOCKER",
+    "SM86_TORCH_CPU_INDEX",
+    "SM86_WHEELS",
 )
 """Read by the Compose files and the commands on the host, or set by the launcher itself; a server started as a
 process inherits the former."""
 
-KNOWN_SM86_NAMES: frozenset[str] = frozenset((*BY_NAME, *SETTINGS, *_HOST_NAMES))
+_BACKEND_NAMES = ("SM86_INDEXER_QUERY", "SM86_NATIVE_LIBRARY", "SM86_TEST_WITHOUT_HOOKS")
+"""Read by the vLLM plugin in the engine's processes (docs/backend.md)."""
+
+KNOWN_SM86_NAMES: frozenset[str] = frozenset((*BY_NAME, *SETTINGS, *_HOST_NAMES, *_BACKEND_NAMES))
 
 
 def read(name: str, text: str, source: str) -> Given:

@@ -59,6 +59,15 @@ def test_variables_that_are_named_exist(text: str) -> None:
     assert set(re.findall(r"\bSM86_[A-Z_]*[A-Z]\b", text)) <= KNOWN_SM86_NAMES
 
 
+def test_the_launcher_knows_every_variable_that_the_code_reads() -> None:
+    """A name that one part reads and the launcher does not know would make the launcher refuse to start."""
+    read: dict[str, str] = {}
+    for path in sorted((ROOT / "sm86").rglob("*.py")):
+        for name in re.findall(r"[\"'](SM86_[A-Z_]*[A-Z])[\"']", path.read_text(encoding="utf-8")):
+            read.setdefault(name, path.name)
+    assert {name: file for name, file in read.items() if name not in KNOWN_SM86_NAMES} == {}
+
+
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
 def test_links_inside_the_repository_lead_somewhere(name: str) -> None:
     page = ROOT / "docs" / name
