@@ -167,28 +167,27 @@ class _Watch:
         # a daemon: a stream that blocks for ever must not keep the command from ending
         threading.Thread(target=pump, daemon=True, name="log").start()
 
-    def _take_chunk(self) -> None:
-        """Take what has come, waiting for it a tick at most; notes when the stream has ended."""
+    def _take_chunk(self) -> bool:
+        """Take what has come, waiting for it a tick at most; notes when the stream has ended. False: nothing came."""
         try:
             chunk = self._chunks.get(timeout=TICK_S)
         except queue.Empty:
             self._show(tick=True)
-            return
+            return False
         if isinstance(chunk, Exception):
             raise chunk
         if chunk is None:
             self._log_open = False
         else:
             self._read(chunk)
+        return True
 
     def _catch_up(self) -> None:
         """Read what the server said before it answered: the answer may come faster than its log."""
         deadline = time.monotonic() + CATCH_UP_S
         quiet = 0
         while self._log_open and quiet < QUIET_TICKS and time.monotonic() < deadline:
-            waiting = not self._chunks.empty()
-            self._take_chunk()
-            quiet = 0 if waiting or not self._chunks.empty() else quiet + 1
+            quiet = 0 if self._take_chunk() else quiet + 1
 
     def _read(self, chunk: bytes) -> None:
         now = self._clock()
