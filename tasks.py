@@ -44,15 +44,27 @@ def render(_, check=False, json=False):
         "image": "tag to give (default: the one that the services use)",
         "offline-base": "make the base image from Debian packages, without a registry",
         "wheels": "folder of wheels to use before the package index (default: pip's find-links)",
+        "no-cache": "repeat every step",
+        "cubin": "with FlashInfer's prebuilt kernels (none is for SM 8.6)",
         "dry-run": DRY_RUN,
         "json": JSON,
     }
 )
-def build(_, target="gpu", image=None, offline_base=False, wheels=None, dry_run=False, json=False):
+def build(
+    _,
+    target="gpu",
+    image=None,
+    offline_base=False,
+    wheels=None,
+    no_cache=False,
+    cubin=False,
+    dry_run=False,
+    json=False,
+):
     """Build the image that the envelopes run on."""
     from sm86.cli import build as cli
 
-    _end(lambda: cli.build(target, image, offline_base, wheels, dry_run, json))
+    _end(lambda: cli.build(target, image, offline_base, wheels, dry_run, json, no_cache, cubin))
 
 
 @task(
