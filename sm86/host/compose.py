@@ -258,15 +258,20 @@ def _service(name: str, values: Mapping[str, Any]) -> Service:
     return Service(
         name=name,
         container_name=str(values.get("container_name") or name),
-        image=str(values.get("image", "")),
+        image=_plain(values.get("image", "")),
         host_port=int(ports[0].get("published") or 0),
         host_address=str(ports[0].get("host_ip") or "0.0.0.0"),
         binds=tuple(
-            (str(volume["source"]), str(volume["target"]))
+            (_plain(volume["source"]), _plain(volume["target"]))
             for volume in values.get("volumes") or ()
             if volume.get("type") == "bind"
         ),
-        environment={key: None if value is None else str(value) for key, value in environment.items()},
-        command=tuple(map(str, values.get("command") or ())),
+        environment={key: None if value is None else _plain(value) for key, value in environment.items()},
+        command=tuple(map(_plain, values.get("command") or ())),
         wants_gpu=bool(devices or values.get("gpus") or values.get("runtime") == "nvidia"),
     )
+
+
+def _plain(value: Any) -> str:
+    """The value as the container gets it: `config` prints every `$` doubled, so that its output is a Compose file."""
+    return str(value).replace("$$", "$")

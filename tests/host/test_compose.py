@@ -192,3 +192,20 @@ def test_a_wrong_variable_through_the_real_compose():
     with pytest.raises(ComposeInvalid) as caught:
         compose.read_service(Compose((real,), (5, 6, 1)), ROOT, "cpu-smoke", {"SM86_PORT": "abc"})
     assert "abc" in caught.value.what
+
+
+def test_dollars_are_those_that_the_container_gets():
+    # as `docker compose config` prints them: every `$` doubled
+    service = compose._service(
+        "e",
+        {
+            "image": "i$$1",
+            "command": ["serve", '{"a":"$$x"}', "a$$$$b"],
+            "environment": {"A": "$${B}", "UNSET": None},
+            "volumes": [{"type": "bind", "source": "/m/$$dir", "target": "/models"}],
+        },
+    )
+    assert service.image == "i$1"
+    assert service.command == ("serve", '{"a":"$x"}', "a$$b")
+    assert service.environment == {"A": "${B}", "UNSET": None}
+    assert service.binds == (("/m/$dir", "/models"),)
