@@ -16,6 +16,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from sm86.json_text import parse as parse_json
+
 PREFIX = "[sm86] "
 BEGIN = "manifest begin v1"
 END = "manifest end"
@@ -63,7 +65,7 @@ def parse_value(text: str) -> Value:
     """JSON where it is JSON, the text itself otherwise (broken JSON stays text)."""
     if text[:1] in ("[", "{", '"'):
         try:
-            return json.loads(text)
+            return parse_json(text)
         except ValueError:
             return text
     return text

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sm86.errors import EXIT_FINDING, EXIT_OK, CouldNotRun
+from sm86.json_text import parse as parse_json
 
 NO_GRAPHS_WHAT = "no CUDA graph launch and no step of vLLM in it: nothing can be given per graph or per step"
 NO_GRAPHS_MEND = (
@@ -99,7 +100,7 @@ def _json_of(path: Path) -> Any:
         with first.open("rb") as file:
             start = file.read(256)
             if b'"schema"' in start and SCHEMA.encode() in start:
-                return json_module.loads(start + file.read())
+                return parse_json(start + file.read())
     except OSError as error:
         raise CouldNotRun(
             f"cannot read {first}: {error.strerror or error}", "check the path and its permissions"

@@ -25,6 +25,7 @@ from sm86.host.process import run
 from sm86.image import wheels
 from sm86.image.failures import classify
 from sm86.image.locks import LOCKS_DIR, PYTHONS, files_of, lock_hash, python_tag
+from sm86.json_text import parse as parse_json
 from sm86.spec.load import load_envelope
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -152,7 +153,7 @@ def _step(title: str, argv: Sequence[str], environment: dict[str, str] | None = 
 
 def _read_stamp(folder: Path) -> dict[str, str | None] | None:
     try:
-        found = json.loads((folder / STAMP).read_text(encoding="utf-8"))
+        found = parse_json((folder / STAMP).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -6,7 +6,6 @@ Compose is asked to read the files and to create the container; whether that run
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ from typing import Any
 from sm86.errors import CouldNotRun
 from sm86.host.docker import LOCAL_ENGINE_HINT
 from sm86.host.process import Result, run
+from sm86.json_text import parse as parse_json
 
 MINIMUM = (2, 20)
 """`include`, which the root compose.yaml is made of, came with Compose 2.20."""
@@ -109,7 +109,7 @@ def read_service(compose: Compose, root: Path, name: str, environment: Mapping[s
     if not result.ok:
         raise _invalid(result)
     try:
-        services = json.loads(result.out)["services"]
+        services = parse_json(result.out)["services"]
         return _service(name, services[name])
     except (ValueError, TypeError):
         raise ComposeInvalid(f"{' '.join(compose.command)} config did not print JSON", "update Compose") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sm86.host.engine import ServerEngine
+from sm86.json_text import parse as parse_json
 from sm86.manifest import Value
 from sm86.record import Conditions
 from sm86.spec import Envelope
@@ -69,7 +69,7 @@ def gpu_facts() -> tuple[str | None, tuple[Mapping[str, Any], ...]]:
         start_new_session=True,
     )
     try:
-        answer = json.loads(child.communicate(timeout=GPU_QUERY_S)[0])
+        answer = parse_json(child.communicate(timeout=GPU_QUERY_S)[0])
     except subprocess.TimeoutExpired:
         # no waiting for its end: stuck inside the driver it cannot even be killed
         child.kill()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from sm86.errors import CouldNotRun
 from sm86.host.docker import DockerGateway
 from sm86.image.check.probe import SCHEMA, VERSION
 from sm86.image.check.rules import Outside
+from sm86.json_text import parse as parse_json
 
 PROBE = ("python3", "-P", "-m", "sm86.image.check.probe")
 PROBE_S = 600.0
@@ -21,7 +21,7 @@ def inside(docker: DockerGateway, image: str, files: bool = False) -> dict[str, 
     code, out, err = docker.image_inside(image, argv, PROBE_S)
     try:
         # an imported library may print before the facts, which stand alone on the last line
-        facts = json.loads(out.strip().splitlines()[-1])
+        facts = parse_json(out.strip().splitlines()[-1])
     except (IndexError, ValueError):
         words = tuple(err.strip().splitlines()[-5:])
         mend = "it may be of another project, or of another version of this one: rebuild it"

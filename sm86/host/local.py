@@ -25,6 +25,7 @@ from sm86.files import write_atomic
 from sm86.host import processes
 from sm86.host.engine import EXITED, MISSING, RUNNING, EngineState, Stopped
 from sm86.host.ports import require_free_port
+from sm86.json_text import parse as parse_json
 from sm86.spec import Envelope
 
 RUN_DIR = Path(".cache/run")
@@ -312,7 +313,7 @@ class LocalEngine:
     def _run(self) -> Run | None:
         path = self.folder / "server.json"
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = parse_json(path.read_text(encoding="utf-8"))
             return Run(**{**values, "argv": tuple(values["argv"])})
         except FileNotFoundError:
             return None

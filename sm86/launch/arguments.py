@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm86.errors import CouldNotRun
+from sm86.json_text import parse as parse_json
 from sm86.spec.validate import avoided
 
 _ALIASES = {
@@ -156,7 +157,7 @@ def json_of(argv: Sequence[str], flag: str) -> dict[str, Any]:
             _put(dotted, item.key.removesuffix("+").split("."), _loose(item.value or ""))
             continue
         try:
-            value = json.loads(item.value or "")
+            value = parse_json(item.value or "")
         except ValueError:
             value = None
         if not isinstance(value, dict):
@@ -175,7 +176,7 @@ def _put(target: dict[str, Any], keys: list[str], value: Any) -> None:
 
 def _loose(text: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text
 

@@ -5,7 +5,6 @@ A driver that hangs must not take the launcher along: the process that asks can 
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm86.errors import CouldNotRun
+from sm86.json_text import parse as parse_json
 from sm86.launch.checks import Gpu
 
 TIMEOUT_S = 30.0
@@ -43,7 +43,7 @@ def ask(timeout_s: float = TIMEOUT_S, command: tuple[str, ...] | None = None) ->
             "see dmesg for Xid errors; a hung driver needs a reset of the GPUs or a reboot",
         ) from None
     try:
-        answer = json.loads(out)
+        answer = parse_json(out)
     except ValueError:
         raise CouldNotRun(
             "the question to the NVIDIA driver ended without an answer", "see whether nvidia-smi works here"

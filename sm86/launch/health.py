@@ -20,6 +20,7 @@ from pathlib import Path
 
 from sm86.errors import CouldNotRun
 from sm86.files import write_atomic
+from sm86.json_text import parse as parse_json
 
 TIMEOUT_S: Mapping[str, float] = {"/health": 6.0, "/metrics": 2.0}
 """For each answer; the container's own limit for the whole check is 10 s."""
@@ -104,7 +105,7 @@ def check(host: str, port: int, get: Callable[[str, int, str], tuple[int, str]] 
 def _stalled(port: int, text: str) -> str:
     path = _state_file(port)
     try:
-        before = json.loads(path.read_text())
+        before = parse_json(path.read_text())
         before = before if isinstance(before, dict) else None
     except (OSError, ValueError):
         before = None
@@ -132,7 +133,7 @@ def _address(port: int | None) -> tuple[str, int]:
     if port is not None:
         return "127.0.0.1", port
     try:
-        said = json.loads(serve_file().read_text())
+        said = parse_json(serve_file().read_text())
         return str(said["host"]), int(said["port"])
     except (OSError, ValueError, KeyError, TypeError):
         return "127.0.0.1", DEFAULT_PORT

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sm86.errors import CouldNotRun
+from sm86.json_text import parse as parse_json
 
 HELD_VARIABLE = "SM86_LOCK_FILES"
 """The lock files of this server, joined by colons: what its processes hold as well."""
@@ -148,7 +149,7 @@ def _write_owner(handle: int, envelope: str) -> None:
 
 def _read_owner(handle: int) -> Mapping[str, Any]:
     try:
-        value = json.loads(os.pread(handle, 4096, 0))
+        value = parse_json(os.pread(handle, 4096, 0))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from sm86.json_text import parse as parse_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -93,7 +94,7 @@ def _why(path: Path, error: OSError) -> str:
 
 def _object(data: bytes, name: str) -> tuple[dict[str, Any] | None, str]:
     try:
-        value = json.loads(data)
+        value = parse_json(data)
     except ValueError:
         return None, f"{name} is not valid JSON"
     return (value, "") if isinstance(value, dict) else (None, f"{name} is no JSON object")
@@ -137,7 +138,7 @@ def _shard(folder: Path, name: str) -> Shard:
     except OSError as error:
         return Shard(name, 0, "", _why(path, error))
     try:
-        tensors = json.loads(header)
+        tensors = parse_json(header)
         ends = [value["data_offsets"][1] for key, value in tensors.items() if key != "__metadata__"]
         wanted = 8 + length + max(ends, default=0)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):

@@ -7,13 +7,13 @@ means for the engine is decided in `translate`.
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sm86.errors import CouldNotRun
+from sm86.json_text import parse as parse_json
 from sm86.launch import nccl_lists
 
 MAX_BATCHED_TOKENS = 131_072
@@ -90,7 +90,7 @@ def _speculative(text: str) -> dict[str, Any] | None:
     if text == "none":
         return None
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError:
         raise ValueError("it is neither the word none nor JSON") from None
     if not isinstance(value, dict):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from sm86.json_text import parse as parse_json
 
 BUILD_FILE = Path("/opt/sm86/build.json")
 CONTAINER_CACHE = Path("/cache")
@@ -55,7 +56,7 @@ def places(environment: Mapping[str, str], engine: str) -> Places:
 def build_record(path: Path) -> Mapping[str, Any] | None:
     """The image's build record; None where there is none. A damaged one is an empty record: the image is there."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except OSError:
         return None
     except ValueError:

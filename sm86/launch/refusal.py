@@ -20,6 +20,7 @@ from pathlib import Path
 
 from sm86.errors import CouldNotRun, Sm86Error
 from sm86.files import write_atomic
+from sm86.json_text import parse as parse_json
 
 WINDOW_S = 10.0
 """Docker restarts after 0.1, 0.2, 0.4 s. A person who reads, mends and starts the same container again takes longer,
@@ -44,8 +45,13 @@ def say(error: Sm86Error, began: float, marks: Sequence[Path]) -> int:
     the epoch; no marks: no silence (a process of the machine, where nobody restarts it)."""
     text = words(error)
     if not any(_was_just_said(text, began, mark) for mark in marks):
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except OSError:
+            # the log's disk is full: without this Python tries again at its end and changes the exit code
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     for mark in marks:
         if _leave(text, mark):
             _forget_old(mark)
@@ -59,7 +65,7 @@ def _was_just_said(text: str, began: float, mark: Path) -> bool:
         with os.fdopen(handle, "rb") as file:
             if os.fstat(file.fileno()).st_uid != os.getuid():
                 return False
-            value = json.loads(file.read(4096))
+            value = parse_json(file.read(4096))
         return value["sha256"] == _digest(text) and 0 <= began - float(value["ended"]) <= WINDOW_S
     except (OSError, ValueError, KeyError, TypeError):
         return False

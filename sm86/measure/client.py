@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sm86.errors import CouldNotRun
+from sm86.json_text import parse as parse_json
 from sm86.measure.limits import Limits
 from sm86.measure.stream import Chunk, Done, Event, StreamParser
 from sm86.measure.timeline import StreamBroken, Timeline, build, check_count, check_event
@@ -65,6 +66,8 @@ def parse_address(text: str) -> Address:
         raise CouldNotRun(f"{text!r} is not a base URL: {error}", mend) from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise CouldNotRun(f"{text!r} is not a base URL", mend)
+    if not all(sign.isprintable() and sign != " " for sign in text.strip()):
+        raise CouldNotRun(f"{text!r} is not a base URL: it holds blanks or control characters", mend)
     if parts.username or parts.password:
         raise CouldNotRun("the base URL holds a user name or password", "leave it out; give the API key in a file")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
@@ -376,16 +379,16 @@ def run_together(
 
 def _json(data: bytes, path: str) -> Any:
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
+        return parse_json(data)
+    except ValueError:
         said = data[:200].decode("utf-8", "replace")
         raise ServerFault(NONSENSE, f"{path} did not answer with JSON", server_said=said) from None
 
 
 def _refused(path: str, status: int, data: bytes) -> ServerFault:
     said = data[:4000].decode("utf-8", "replace")
-    with contextlib.suppress(ValueError, RecursionError):
-        values = json.loads(data)
+    with contextlib.suppress(ValueError):
+        values = parse_json(data)
         error = values.get("error", values.get("detail")) if isinstance(values, dict) else None
         said = str(error.get("message", error) if isinstance(error, dict) else error) if error else said
     return ServerFault(REFUSED, f"{path} answered HTTP {status}", status, said)

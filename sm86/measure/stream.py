@@ -9,11 +9,12 @@ middle is a `data: {"error": {...}}` event followed by `[DONE]`.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass, replace
 from typing import Any
+
+from sm86.json_text import parse as parse_json
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 """No completion chunk is larger; without a bound a server that never ends a line would fill the memory."""
@@ -163,8 +164,8 @@ def event_of(payload: bytes, at: float) -> Event:
     if payload.strip() == b"[DONE]":
         return Done(at)
     try:
-        values = json.loads(payload)
-    except (ValueError, RecursionError):
+        values = parse_json(payload)
+    except ValueError:
         return Fault(at, "an event that is not JSON", _excerpt(payload))
     if not isinstance(values, dict):
         return Fault(at, "an event that is no JSON object", _excerpt(payload))

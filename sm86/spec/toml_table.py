@@ -19,6 +19,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise CouldNotRun(f"no such file: {path}", "give the path of an envelope's TOML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise CouldNotRun(f"cannot read {path}: {error}", "it must be a readable UTF-8 text file") from None
+    except RecursionError:
+        raise CouldNotRun(f"{path} nests too deeply", "write its lists and tables flat") from None
     except tomllib.TOMLDecodeError as error:
         raise CouldNotRun(
             f"{path} is not valid TOML: {error}", "mend that line; https://toml.io has the syntax"

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from sm86.json_text import parse as parse_json
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -76,7 +78,7 @@ def differences(spec: Options, given: Options, ignored: Iterable[str] = ()) -> l
 def _meaning(value: str) -> object:
     if value[:1] in "{[":
         try:
-            return json.loads(value)
+            return parse_json(value)
         except ValueError:
             return value
     return value

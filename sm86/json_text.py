@@ -1,0 +1,15 @@
+"""JSON that comes from outside: whatever is wrong with it is a ValueError, also when it nests too deeply to be read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def parse(text: str | bytes) -> Any:
+    """The value of a JSON text (bytes: UTF-8, UTF-16 or UTF-32). Raises ValueError for anything that is none."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        # a few kilobytes of brackets are enough; Python names no ValueError for it
+        raise ValueError("it nests too deeply") from None
