@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import os
 import sys
 from collections.abc import Callable
+from typing import TextIO
 
 from sm86.errors import EXIT_COULD_NOT_RUN, EXIT_INTERRUPTED, CouldNotRun, Sm86Error
 
 TRACEBACK_VARIABLE = "SM86_TRACEBACK"
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def guard(call: Callable[[], int]) -> int:
@@ -16,6 +22,13 @@ def guard(call: Callable[[], int]) -> int:
 
     A fault of the program itself (any other exception) is told as such; SM86_TRACEBACK=1 shows where.
     """
+    # a name in a log that the terminal's encoding cannot show must not end the command
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if sys.stdout is None:
+        tell(CouldNotRun("standard output is closed", "open it, or send it to a file"))
+        return EXIT_COULD_NOT_RUN
     try:
         code = call()
         sys.stdout.flush()
@@ -24,13 +37,19 @@ def guard(call: Callable[[], int]) -> int:
         tell(error)
         return error.exit_code
     except KeyboardInterrupt:
-        print("sm86: interrupted", file=sys.stderr)
+        _say("sm86: interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # the reader (a pager, head) has gone; Python would complain again when it closes stdout
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _to_nowhere(sys.stdout)
         return EXIT_COULD_NOT_RUN
     except Exception as error:
+        if isinstance(error, OSError) and (_unwritable() or error.errno in FULL):
+            where = error.filename or "the output"
+            tell(
+                CouldNotRun(f"cannot write {where}: {error.strerror or error}", "free some space, or send it elsewhere")
+            )
+            return EXIT_COULD_NOT_RUN
         if os.environ.get(TRACEBACK_VARIABLE) == "1":
             raise
         words = " ".join(str(error).split())
@@ -45,10 +64,42 @@ def guard(call: Callable[[], int]) -> int:
 
 def tell(error: Sm86Error) -> None:
     """The fault on stderr: what, the evidence if any, how to mend it."""
-    print(f"sm86: {error.what}", file=sys.stderr)
-    for line in error.evidence:
-        print(f"  | {line}", file=sys.stderr)
-    print(f"mend: {error.mend}", file=sys.stderr)
+    _say(f"sm86: {error.what}", *(f"  | {line}" for line in error.evidence), f"mend: {error.mend}")
+
+
+def _say(*lines: str) -> None:
+    """Lines on stderr. What stands in them may come from a server or a file: control characters are shown, not sent to
+    the terminal. A stderr that is closed or full takes nothing, and the exit code must still be right."""
+    if sys.stderr is None:
+        return
+    try:
+        for line in lines:
+            print("".join(sign if sign.isprintable() else _shown(sign) for sign in line), file=sys.stderr)
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        _to_nowhere(sys.stderr)
+
+
+def _shown(sign: str) -> str:
+    return sign if sign == "\t" else sign.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def _unwritable() -> bool:
+    """Whether stdout takes nothing any more. What it still held is given up then, or Python would try again at its end
+    and change the exit code."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        _to_nowhere(sys.stdout)
+        return True
+    return False
+
+
+def _to_nowhere(stream: TextIO) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def whole_number(text: str | int | None, name: str, low: int, high: int) -> int | None:

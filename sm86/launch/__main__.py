@@ -5,6 +5,7 @@ python3 -P -m sm86.launch --envelope NAME [--set NAME=VALUE]... [-- serve ...]
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -20,6 +21,9 @@ def main() -> int:
     from sm86.launch.options import parse
     from sm86.launch.places import BUILD_FILE, CONTAINER_LOCKS, build_record
 
+    # a stream that is closed is None here and a fault of every print; the checks and the exit code matter all the same
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     arguments = sys.argv[1:]
     # only a container restarts by itself; a dry run is asked for and always answers
     in_image = build_record(Path(os.environ.get("SM86_BUILD_FILE") or BUILD_FILE)) is not None
@@ -28,7 +32,8 @@ def main() -> int:
     try:
         return launch(parse(arguments), os.environ)
     except Sm86Error as error:
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
         return refusal.say(error, BEGAN, marks)
     except KeyboardInterrupt:
         print("sm86: interrupted", file=sys.stderr)

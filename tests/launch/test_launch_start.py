@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -558,3 +559,11 @@ def test_the_log_of_a_real_boot_is_read_back() -> None:
     assert said["check.model"] == said["check.lock"] == said["check.cache"] == "pass"
     assert said["environment"]["VLLM_CPU_KVCACHE_SPACE"] == "1"
     assert any("Application startup complete" in line for line in lines)
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", ">&- 2>&-", ">/dev/full", "2>/dev/full", ">/dev/full 2>/dev/full"])
+def test_a_refusal_keeps_its_exit_code_when_nobody_can_read_it(streams: str) -> None:
+    command = f'exec "$0" -P -m sm86.launch --envelope none {streams}'
+    done = subprocess.run(["/bin/sh", "-c", command, sys.executable], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
