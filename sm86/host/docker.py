@@ -31,6 +31,9 @@ MINIMUM_API = (1, 41)
 ANSWER_WITHIN_S = 15.0
 """A healthy engine answers in milliseconds; a busy one (a build, a pull) was seen to take seconds."""
 
+IMAGE_WITHIN_S = 900.0
+"""Silence allowed while an image is packed or unpacked: 2.7 GB took more than 15 s, a rig's image is larger."""
+
 LOCAL_ENGINE_HINT = "or use --engine local, which needs no Docker"
 
 
@@ -235,15 +238,31 @@ class DockerGateway:
 
     def image_export(self, name: str) -> Iterator[bytes]:
         """The image with its name, as the stream that `docker save` writes. Raises CouldNotRun where there is none."""
-        stream = self._ask(lambda: self._client.api.get_image(name))
+        stream = self._ask(lambda: self._patient(lambda api: api.get_image(name)))
         if stream is None:
             raise CouldNotRun(f"there is no image {name}", "build it, or name one that `docker images` lists")
         with self._typed_failures():
             yield from stream
 
-    def image_import(self, stream: IO[bytes]) -> None:
-        """Load images from such a stream."""
-        self._ask(lambda: list(self._client.api.load_image(stream)))
+    def image_import(self, stream: IO[bytes]) -> tuple[str, ...]:
+        """Load images from such a stream; their names. An engine may take a stream without an image for success."""
+        rows = self._ask(lambda: self._patient(lambda api: list(api.load_image(stream)))) or []
+        words = [str(row.get("stream") or "").strip() for row in rows if isinstance(row, dict)]
+        errors = [str(row["error"]) for row in rows if isinstance(row, dict) and row.get("error")]
+        if errors:
+            raise EngineRefused(
+                f"the Docker engine refused the archive: {errors[0]}", "save it again, or copy it again"
+            )
+        return tuple(word.split(": ", 1)[1] for word in words if word.startswith("Loaded image"))
+
+    def _patient(self, question: Any) -> Any:
+        """Ask with the patience that whole images take: engines pack one wholly before they send its first byte."""
+        api = self._client.api
+        before, api.timeout = api.timeout, IMAGE_WITHIN_S
+        try:
+            return question(api)
+        finally:
+            api.timeout = before
 
     def image_config(self, name: str) -> tuple[str, tuple[str, ...]]:
         """The image's user and environment."""

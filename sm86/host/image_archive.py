@@ -31,26 +31,39 @@ def save(docker: DockerGateway, image: str, archive: Path) -> str:
     facts = docker.image(image)
     if facts is None:
         raise CouldNotRun(f"there is no image {image}", "build it, or name one that `docker images` lists")
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(archive.parent).free
-    if free < facts.size + SPARE_BYTES:
+    if archive.exists() and not archive.is_file():
+        raise CouldNotRun(f"{archive} is no regular file", "give the name of a file to write, such as image.tar")
+    try:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=archive.parent, prefix=f".{archive.name}.")
+    except OSError as error:
         raise CouldNotRun(
-            f"{archive.parent} has {free / 1e9:.1f} GB free, {image} needs {(facts.size + SPARE_BYTES) / 1e9:.1f} GB",
+            f"cannot write {archive}: {error.strerror}", "choose a folder that you may write to"
+        ) from None
+    os.close(handle)
+    try:
+        return _write(docker, image, facts.size, archive, Path(temporary))
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _write(docker: DockerGateway, image: str, size: int, archive: Path, temporary: Path) -> str:
+    free = shutil.disk_usage(archive.parent).free
+    if free < size + SPARE_BYTES:
+        raise CouldNotRun(
+            f"{archive.parent} has {free / 1e9:.1f} GB free, {image} needs {(size + SPARE_BYTES) / 1e9:.1f} GB",
             "choose another folder, or make room",
         )
     digest = hashlib.sha256()
-    handle, temporary = tempfile.mkstemp(dir=archive.parent, prefix=f".{archive.name}.")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("wb") as file:
             for chunk in docker.image_export(image):
                 digest.update(chunk)
                 file.write(chunk)
         os.replace(temporary, archive)
     except OSError as error:
         raise CouldNotRun(f"cannot write {archive}: {error.strerror}", "make room, then save it again") from None
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
     write_atomic(checksum_path(archive), f"{digest.hexdigest()}  {archive.name}\n")
     return digest.hexdigest()
 
@@ -72,5 +85,6 @@ def load(docker: DockerGateway, archive: Path) -> str:
     if found != wanted:
         raise CouldNotRun(f"{archive} is damaged: its checksum is not the one in {sums.name}", "copy it again")
     with archive.open("rb") as file:
-        docker.image_import(file)
+        if not docker.image_import(file):
+            raise CouldNotRun(f"{archive} holds no image", "save one with invoke image.save, then load that")
     return found

@@ -1,5 +1,6 @@
 """Every way the engine can fail to be usable, with a stand-in for it; no Docker is needed."""
 
+import io
 import json
 import os
 import socket
@@ -196,3 +197,43 @@ def test_an_engine_that_dies_between_questions(fake_engine, tmp_path, monkeypatc
     (tmp_path / "docker.sock").unlink(missing_ok=True)
     with pytest.raises((gateway.EngineNotRunning, gateway.NoDocker)):
         docker.container("x")
+
+
+LOADED = b'{"stream":"Loaded image: sm86-vllm:1\\n"}\r\n'
+ERROR = b'{"errorDetail":{"message":"invalid tar header"},"error":"invalid tar header"}\r\n'
+
+
+@pytest.mark.parametrize("body, names", [(LOADED, ("sm86-vllm:1",)), (b'{"stream":"hm\\n"}\r\n', ())])
+def test_a_load_names_what_it_loaded(fake_engine, tmp_path, monkeypatch, body, names):
+    def answer(path):
+        return (200, body) if path.endswith("/images/load") else fake_engine.healthy(path)
+
+    with fake_engine.engine(tmp_path, answer) as host:
+        monkeypatch.setenv("DOCKER_HOST", host)
+        assert gateway.require_engine(2).image_import(io.BytesIO(b"")) == names
+
+
+def test_an_archive_that_the_engine_refuses_within_its_answer(fake_engine, tmp_path, monkeypatch):
+    """It answers 200 before it looks: the refusal comes later, in the stream."""
+
+    def answer(path):
+        return (200, ERROR) if path.endswith("/images/load") else fake_engine.healthy(path)
+
+    with fake_engine.engine(tmp_path, answer) as host:
+        monkeypatch.setenv("DOCKER_HOST", host)
+        with pytest.raises(gateway.EngineRefused, match="invalid tar header"):
+            gateway.require_engine(2).image_import(io.BytesIO(b""))
+
+
+def test_whole_images_get_more_patience_than_questions(fake_engine, tmp_path, monkeypatch):
+    def answer(path):
+        if path.endswith("/get"):
+            time.sleep(1.5)
+            return 200, b"packed"
+        return fake_engine.healthy(path)
+
+    with fake_engine.engine(tmp_path, answer) as host:
+        monkeypatch.setenv("DOCKER_HOST", host)
+        docker = gateway.require_engine(1)
+        assert b"".join(docker.image_export("here")) == b"packed"
+        assert docker._client.api.timeout == 1
