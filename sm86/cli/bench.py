@@ -20,7 +20,7 @@ from sm86.measure.plan import BenchPlan, plan
 from sm86.measure.result import BenchResult, to_record
 from sm86.record import Conditions, save
 from sm86.record.store import RESULTS_DIR
-from sm86.spec import load_envelope
+from sm86.spec import Envelope, load_envelope
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichBars
@@ -51,13 +51,8 @@ def bench(
     server, wrong model, busy, bad arguments) and CheckFailed (the server failed in the middle).
     """
     envelope = load_envelope(envelope_name)
-    steps = plan(
-        envelope,
-        whole_number(repeats, "repeats", 1, MAX_REPEATS),
-        whole_number(decode_tokens, "decode-tokens", 1, MAX_TOKENS),
-    )
+    steps, key = read_arguments(envelope, repeats, decode_tokens, api_key_file)
     address = parse_address(base_url)
-    key = read_api_key(api_key_file)
     if dry_run:
         _say_plan(steps, str(address), json)
         return EXIT_OK
@@ -71,6 +66,18 @@ def bench(
     else:
         print("\n".join((*lines(result), f"record: {path}")))
     return EXIT_OK if result.good else EXIT_FINDING
+
+
+def read_arguments(
+    envelope: Envelope, repeats: str | int | None, decode_tokens: str | int | None, api_key_file: str | None
+) -> tuple[BenchPlan, str | None]:
+    """The plan and the API key of these arguments. Raises CouldNotRun for a wrong one."""
+    steps = plan(
+        envelope,
+        whole_number(repeats, "repeats", 1, MAX_REPEATS),
+        whole_number(decode_tokens, "decode-tokens", 1, MAX_TOKENS),
+    )
+    return steps, read_api_key(api_key_file)
 
 
 def lines(result: BenchResult) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ import json as json_module
 from dataclasses import asdict
 from pathlib import Path
 
-from sm86.errors import EXIT_FINDING, EXIT_OK
-from sm86.image.names import image_name
+from sm86.errors import EXIT_FINDING, EXIT_OK, CouldNotRun
+from sm86.image.names import TARGETS, image_name
 from sm86.spec import load_pins
 
 VERSION = 1
@@ -20,6 +20,8 @@ def check(image: str | None = None, target: str = "gpu", json: bool = False) -> 
     from sm86.host.image_facts import inside, outside
     from sm86.image.check.rules import exit_code, judge
 
+    if target not in TARGETS:
+        raise CouldNotRun(f"there is no target {target!r}", f"use one of: {', '.join(TARGETS)}")
     name = image or image_name(target)
     docker = require_engine()
     around, facts = outside(docker, name), inside(docker, name)

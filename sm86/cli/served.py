@@ -63,6 +63,8 @@ def bench(
     envelope = load_envelope(envelope_name)
     if url is not None:
         return cli.bench(envelope_name, url, api_key_file, repeats, decode_tokens, json, dry_run=dry_run)
+    # wrong arguments are told before anything is asked of the server
+    cli.read_arguments(envelope, repeats, decode_tokens, api_key_file)
     server = open_engine(envelope, engine, port)
     if dry_run:
         base_url = server.base_url if server.state().is_up else cli.BASE_URL

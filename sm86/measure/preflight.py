@@ -27,7 +27,7 @@ def could_not_run(fault: ServerFault, address: object, envelope: str) -> CouldNo
     if fault.kind == UNREACHABLE:
         return CouldNotRun(
             f"there is no server at {address}: {fault.problem}",
-            f"start it with invoke up --envelope {envelope}, or give its address with --base-url",
+            f"start it with invoke up --envelope {envelope}, or give its address with --url",
         )
     if fault.kind == REFUSED and fault.status in (401, 403):
         return CouldNotRun(

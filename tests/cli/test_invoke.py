@@ -1,6 +1,8 @@
 """The commands as a person types them: exit codes and words of wrong arguments, and the list of tasks."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +12,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def invoke(*arguments):
+def invoke(*arguments, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "invoke", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "invoke", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
     )
 
 
@@ -62,3 +70,23 @@ def test_heavy_imports_stay_out_of_the_list():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", "--envelope", "cpu-smoke", "--repeats", "0"),
+        ("bench", "--envelope", "cpu-smoke", "--decode-tokens", "x"),
+        ("image.check", "--target", "rocm"),
+    ],
+)
+def test_wrong_values_are_told_before_a_server_is_asked(arguments):
+    done = invoke(*arguments, DOCKER_HOST="unix:///nowhere.sock")
+    assert done.returncode == 2 and arguments[-1] in done.stderr and "Docker" not in done.stderr
+
+
+def test_options_that_a_message_names_exist():
+    """A mend that names an option nobody has is none."""
+    known = set(re.findall(r"--[a-z][a-z-]+", "".join(invoke("--help", name).stdout for name in ("bench", "verify"))))
+    said = "".join(path.read_text() for path in (ROOT / "sm86/measure").glob("*.py"))
+    assert set(re.findall(r"--[a-z][a-z-]+", said)) <= known | {"--enable-prompt-tokens-details"}  # vLLM's own
