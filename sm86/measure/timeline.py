@@ -47,10 +47,6 @@ class Timeline:
         return self.points[0].at if self.points else None
 
     @property
-    def last_at(self) -> float | None:
-        return self.points[-1].at if self.points else None
-
-    @property
     def tokens(self) -> int:
         """Completion tokens: the final usage, else the last count seen while streaming."""
         return self.total_tokens if self.total_tokens is not None else (self.points[-1].tokens if self.points else 0)

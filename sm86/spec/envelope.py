@@ -114,10 +114,6 @@ class Envelope:
     def uses_gpu(self) -> bool:
         return self.engine == "cuda"
 
-    @property
-    def is_experimental(self) -> bool:
-        return self.status == "experimental"
-
     def digest(self) -> str:
         """First 16 hex digits of the SHA-256 over everything that shapes the server (not title, rules or results)."""
         shape = {
