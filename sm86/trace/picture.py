@@ -143,12 +143,6 @@ class _Box:
     colour: str
     text: str
 
-    @property
-    def ink(self) -> str:
-        """Black or white, whichever can be read on the colour."""
-        red, green, blue = (int(self.colour[at : at + 2], 16) for at in (1, 3, 5))
-        return "#222222" if 0.299 * red + 0.587 * green + 0.114 * blue > 110 else "white"
-
     def corners(self) -> list[tuple[float, float]]:
         low, high = -self.level - 0.42, -self.level + 0.42
         return [(self.x, low), (self.x + self.width, low), (self.x + self.width, high), (self.x, high)]
