@@ -114,7 +114,7 @@ def context_served(case: Case) -> Finding:
         possible = f"; it estimates {small.possible_tokens}" if small.possible_tokens else ""
         return failed(
             f"one sequence of {small.tokens} tokens does not fit the KV pool{possible}",
-            "raise the block override to what the KV model says (`invoke plan`), or free GPU memory",
+            "raise the block override to what the KV model says (table in docs/runbook.md), or free GPU memory",
             [small],
         )
     final, reduced = boot.last(ev.MaxConcurrency), boot.last(ev.ContextReduced)
@@ -188,8 +188,8 @@ _KIND = {
     "killed": "a process was killed from outside, as an out-of-memory killer does",
 }
 _MEND = {
-    "gpu": "free the GPUs, check the block override against `invoke plan`, and keep the spec's batch and graph sizes",
-    "kv": "raise the block override to what the KV model says (`invoke plan`), or free GPU memory",
+    "gpu": "free the GPUs, check the block override against docs/runbook.md, and keep the spec's batch and graph sizes",
+    "kv": "raise the block override to what the KV model says (table in docs/runbook.md), or free GPU memory",
     "busy": "end what else uses the GPUs (nvidia-smi names it), such as workers of an earlier server",
     "host": "give the container more RAM or the host more swap; loading needs some GiB for each worker",
     "shm": "give the container the host's shared memory (ipc: host), or a larger shm_size",
