@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import threading
 from pathlib import Path
 
 from sm86.errors import CouldNotRun
@@ -19,14 +22,31 @@ def record_path(record: Record, results: Path = RESULTS_DIR) -> Path:
 
 
 def save(record: Record, results: Path = RESULTS_DIR) -> Path:
-    """Write the record and return its path; a second one of the same second and kind gets a number."""
-    path = record_path(record, results)
-    serial = 1
-    while path.exists():
-        serial += 1
-        path = record_path(record, results).with_suffix(f".{serial}.json")
-    write_atomic(path, json.dumps(record.to_json(), indent=2, ensure_ascii=False) + "\n")
-    return path
+    """Write the record and return its path; a second one of the same second and kind gets a number, also when another
+    process writes it at the same moment."""
+    first = path = record_path(record, results)
+    whole = first.with_name(f".{first.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        write_atomic(whole, json.dumps(record.to_json(), indent=2, ensure_ascii=False) + "\n")
+    except CouldNotRun as error:
+        raise CouldNotRun(error.what.replace(str(whole), str(first)), error.mend) from None
+    try:
+        for serial in itertools.count(2):
+            try:
+                # a link, unlike a rename, does not replace what another process has just written
+                os.link(whole, path)
+                return path
+            except FileExistsError:
+                path = first.with_suffix(f".{serial}.json")
+            except OSError:
+                # a file system without links
+                if not path.exists():
+                    write_atomic(path, whole.read_bytes())
+                    return path
+                path = first.with_suffix(f".{serial}.json")
+    finally:
+        whole.unlink(missing_ok=True)
+    raise AssertionError("unreachable")
 
 
 def load(path: Path) -> Record:

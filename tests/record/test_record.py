@@ -1,6 +1,7 @@
 """Records are written whole, read back equal, and refused when they are something else."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -69,3 +70,14 @@ def test_nothing_half_written(tmp_path, monkeypatch):
     with pytest.raises(CouldNotRun, match="No space left"):
         save(RECORD, tmp_path)
     assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_writers_of_the_same_moment_keep_each_others_records(tmp_path, monkeypatch, links):
+    if not links:
+        monkeypatch.setattr("os.link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "no links here")))
+    with ThreadPoolExecutor(16 if links else 1) as pool:
+        paths = list(pool.map(lambda n: save(replace(RECORD, seconds=float(n)), tmp_path), range(64)))
+    assert len(set(paths)) == 64
+    assert sorted(load(path).seconds for path in paths) == [float(n) for n in range(64)]
+    assert len(list((tmp_path / "cpu-smoke").iterdir())) == 64
