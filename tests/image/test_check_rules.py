@@ -6,6 +6,7 @@ import pytest
 
 from sm86.image.check import rules
 from sm86.image.check.diff import diff, tree_digest
+from sm86.image.names import OFFLINE_BASE
 from sm86.spec import load_pins
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -92,7 +93,7 @@ def test_a_deviation_is_a_finding(path, value, rule):
 
 def test_debians_python_is_expected_only_when_the_build_record_says_offline_base():
     facts = changed(("python",), "3.11.2")
-    facts["build"]["base"] = "offline"
+    facts["build"]["base"] = OFFLINE_BASE
     assert states(facts) == ({"python": "expected"}, 0)
 
 

@@ -121,3 +121,13 @@ def test_the_model_answers_to_what_the_envelope_expects(engine, image):
 def test_a_start_without_an_envelope_is_refused_in_words(engine, image):
     status, out, err = inside(engine, image, "python3", "-P", "-m", "sm86.launch")
     assert status == 2 and "Traceback" not in out + err
+
+
+def test_the_image_check_finds_nothing(image):
+    argv = [sys.executable, "-m", "invoke", "image.check", "--image", image, "--json"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    findings = json.loads(done.stdout)["findings"]
+    bad = {finding["rule"] for finding in findings if finding["state"] not in ("pass", "expected")}
+    # a developer's uncommitted changes are a true finding
+    assert bad <= ({"build record"} if git_state(ROOT)[1] else set()), findings
+    assert len(findings) > 8 and done.returncode == (1 if bad else 0)

@@ -25,7 +25,8 @@ SCHEMA = "sm86.image-facts"
 VERSION = 1
 
 BUILD_RECORD = Path("/opt/sm86/build.json")
-WRITABLE_BY_DESIGN = ("/cache", "/run/sm86", "/tmp", "/var/tmp", "/dev", "/proc", "/sys")
+# /run/lock is Debian's own folder for locks, sticky and open to all
+WRITABLE_BY_DESIGN = ("/cache", "/run/sm86", "/run/lock", "/tmp", "/var/tmp", "/dev", "/proc", "/sys")
 PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins")
 NOT_PART_OF_THE_IMAGE = (
     "/proc",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sm86.image.names import OFFLINE_BASE
 from sm86.image.native.patch import TARGETS
 from sm86.spec import Pins
 
@@ -88,7 +89,7 @@ def _python(facts: Mapping[str, Any], build: Mapping[str, Any], pins: Pins) -> I
     wanted, found = pins.version("python"), str(facts.get("python"))
     if found == wanted:
         yield Finding("python", OK, f"Python {found}")
-    elif build.get("base") == "offline":
+    elif build.get("base") == OFFLINE_BASE:
         yield Finding(
             "python", EXPECTED, f"Python {found} from Debian: the build record says offline base (pin {wanted})"
         )
