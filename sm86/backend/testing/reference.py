@@ -23,6 +23,9 @@ from sm86.backend.kernels import e4m3
 from sm86.backend.layout import HEAD_DIMS, INDEXER_DIMS, NOPE_DIMS, SCALE_GROUP
 from sm86.backend.testing.checkpoint import EXPERT_WIDTH, unpack
 
+VARIANTS = ("plain", "yarn", "rounded", "bf16")
+"""Every form of the reference that `load` knows."""
+
 QUERY_PART = 1024
 _YARN = {
     "rope_type": "yarn",
