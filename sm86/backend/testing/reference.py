@@ -24,7 +24,7 @@ from sm86.backend.layout import HEAD_DIMS, INDEXER_DIMS, NOPE_DIMS, SCALE_GROUP
 from sm86.backend.testing.checkpoint import EXPERT_WIDTH, unpack
 
 VARIANTS = ("plain", "yarn", "rounded", "bf16")
-"""Every form of the reference that `load` knows."""
+"""Every form of the reference that `Reference.use` knows."""
 
 QUERY_PART = 1024
 _YARN = {
