@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD_S = 2400
 
+
+# A landing is judged on the same examples every time; a developer's runs go on looking for new ones.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI") == "true":
+    settings.load_profile("ci")
 
 # A job that a script put into the background starts with SIGINT ignored, and its children inherit that: the tests that
 # interrupt a command would then wait for ever. A handler of our own makes children start with the usual one.

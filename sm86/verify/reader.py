@@ -121,19 +121,20 @@ class LogReader:
         if shape in self._boring or self._stands_still(segment, shape) or not self._is_worth_reading(segment, shape):
             return []
         found: list[ev.Event] = []
-        bars_only = True
+        every: list[ev.Event] = []
         parts = messages(decode(segment), source)
         for index, message in enumerate(parts):
-            for event in self._events(number, message, finished or index < len(parts) - 1):
-                bars_only = bars_only and isinstance(event, _BARS)
-                if self._is_new(event):
-                    found.append(event)
-        self._keep_bar(segment, shape, bars_only)
+            every += self._events(number, message, finished or index < len(parts) - 1)
+        for event in every:
+            if self._is_new(event):
+                found.append(event)
+        # of two bars glued together each undoes the other's step, so the same line again is news again
+        self._keep_bar(segment, shape, len(every) <= 1 and all(isinstance(event, _BARS) for event in every))
         return found
 
-    def _keep_bar(self, segment: bytes, shape: bytes, bars_only: bool) -> None:
+    def _keep_bar(self, segment: bytes, shape: bytes, one_bar: bool) -> None:
         cut = segment.rfind(b" [")
-        if bars_only and cut > 0 and _TIMING.fullmatch(segment, cut):
+        if one_bar and cut > 0 and _TIMING.fullmatch(segment, cut):
             self._still, self._still_shape = segment[:cut], shape
         else:
             self._still = self._still_shape = b""

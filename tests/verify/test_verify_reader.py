@@ -3,7 +3,7 @@
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sm86.verify import events as ev
@@ -126,6 +126,11 @@ def plainly(data: bytes) -> list[ev.Event]:
     return [*reader.feed(data), *reader.close()]
 
 
+@example(
+    b"Capturing CUDA graphs (decode, FULL): 100%|###| 2/2 [00:00<00:00](Worker_TP0 pid=7) "
+    b"Capturing CUDA graphs (decode, FULL):  50%|#  | 1/2 [00:01<00:00,  6.78it/s]\n",
+    2,
+)
 @settings(max_examples=300, deadline=None)
 @given(st.lists(PIECES, max_size=40).map(b"".join), st.integers(1, 4))
 def test_the_short_cuts_never_change_the_events(data, times):
