@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "sm86"
 BASE = {"errors", "files", "manifest", "json_text", "__version__"}
 BELOW: dict[str, set[str]] = {
     "plan": set(),
+    "doctor": set(),
     "spec": {"plan"},
     "record": set(),
     "image": {"spec"},
@@ -24,16 +25,16 @@ BELOW: dict[str, set[str]] = {
     "boot": {"spec", "verify"},
     "report": {"spec", "record"},
     "measure": {"spec", "record"},
-    "host": {"spec", "record", "image", "verify", "boot"},
+    "host": {"spec", "record", "image", "verify", "boot", "doctor"},
     "launch": {"spec", "plan", "host"},
     "render": {"spec", "plan", "image", "launch"},
     "embedded": {"spec", "image", "host"},
     "cli": {"spec", "record", "image", "verify", "trace", "boot", "report", "measure", "host", "launch", "render"}
-    | {"embedded"},
+    | {"embedded", "doctor"},
     "backend": set(),
 }
 
-PURE = ("spec", "plan", "verify", "trace", "boot", "record", "report", "render")
+PURE = ("spec", "plan", "doctor", "verify", "trace", "boot", "record", "report", "render")
 EFFECTS = {"subprocess", "socket", "http", "urllib", "fcntl", "asyncio", "docker", "requests", "httpx", "pynvml"}
 
 # Whatever is outside the standard library loads in the function that needs it; the backend is loaded by vLLM alone.
