@@ -27,14 +27,16 @@ BELOW: dict[str, set[str]] = {
     "measure": {"spec", "record"},
     "host": {"spec", "record", "image", "verify", "boot", "doctor"},
     "launch": {"spec", "plan", "host"},
-    "render": {"spec", "plan", "image", "launch"},
+    "ladder": {"spec", "record", "launch"},
+    "compare": {"record"},
+    "render": {"spec", "plan", "image", "launch", "ladder"},
     "embedded": {"spec", "image", "host"},
     "cli": {"spec", "record", "image", "verify", "trace", "boot", "report", "measure", "host", "launch", "render"}
-    | {"embedded", "doctor"},
+    | {"embedded", "doctor", "ladder", "compare"},
     "backend": set(),
 }
 
-PURE = ("spec", "plan", "doctor", "verify", "trace", "boot", "record", "report", "render")
+PURE = ("spec", "plan", "doctor", "verify", "trace", "boot", "record", "report", "render", "ladder", "compare")
 EFFECTS = {"subprocess", "socket", "http", "urllib", "fcntl", "asyncio", "docker", "requests", "httpx", "pynvml"}
 
 # Whatever is outside the standard library loads in the function that needs it; the backend is loaded by vLLM alone.

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sm86.ladder.matrix import COMM_MATRIX as COMM_MATRIX
 from sm86.launch import translate
 from sm86.launch.engine import PLUGIN, PLUGIN_GROUP
 from sm86.launch.overrides import OVERRIDES, read
@@ -71,18 +72,6 @@ CHECKLIST = (
     ),
 )
 """The published checklist first, then what the engine can contradict without anyone noticing."""
-
-COMM_MATRIX = (
-    ("Tree, Simple", (("NCCL_ALGO", "Tree"), ("NCCL_PROTO", "Simple"))),
-    ("Ring, Simple", (("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "Simple"))),
-    ("Tree, LL128", (("NCCL_ALGO", "Tree"), ("NCCL_PROTO", "LL128"))),
-    (
-        "FlashInfer's all-reduce",
-        (("VLLM_ALLREDUCE_USE_FLASHINFER", "1"), ("VLLM_FLASHINFER_ALLREDUCE_BACKEND", "trtllm")),
-    ),
-    ("all-reduce fused with RMS norm", (("FUSE_ALLREDUCE_RMS", "1"),)),
-)
-"""The roadmap's comm matrix: title and overrides of each run."""
 
 
 def override_rows(envelope: Envelope, plugin: bool) -> tuple[OverrideRow, ...]:
