@@ -1,13 +1,65 @@
-"""Files that are never half written: everything is written beside its place and renamed."""
+"""Files that are never half written, and input that never makes a command wait: only regular files are read."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 from sm86.errors import CouldNotRun
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+class NotRegular(OSError):
+    """Something else than a regular file where a file is read. `strerror` says what, so that the words of any other
+    read error fit it too."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        super().__init__(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
+        self.kind = kind
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """The file, open for reading bytes; links are followed.
+
+    Raises OSError as `open` does, and NotRegular for a folder, FIFO, device or socket: opening a FIFO waits until
+    somebody writes, and reading a device may never end.
+    """
+    _require_regular(path, os.stat(path).st_mode)
+    # without O_NONBLOCK, what became a FIFO after the look would wait after all
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _require_regular(path, os.fstat(handle).st_mode)
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read_regular(path: Path, most: int | None = None) -> bytes:
+    """The bytes of a regular file. most: the largest size that is read. Raises OSError, NotRegular, and OSError with
+    EFBIG for a larger file."""
+    with open_regular(path) as file:
+        data = file.read() if most is None else file.read(most + 1)
+    if most is not None and len(data) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
+    return data
+
+
+def _require_regular(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise NotRegular(path, _KINDS.get(stat.S_IFMT(mode), "no file"))
 
 
 def write_atomic(path: Path, data: str | bytes, mode: int = 0o644) -> None:

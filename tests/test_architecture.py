@@ -19,24 +19,38 @@ BELOW: dict[str, set[str]] = {
     "doctor": set(),
     "spec": {"plan"},
     "record": set(),
+    "weights": set(),
     "image": {"spec"},
     "verify": {"spec", "record"},
     "trace": set(),
     "boot": {"spec", "verify"},
     "report": {"spec", "record"},
     "measure": {"spec", "record"},
-    "host": {"spec", "record", "image", "verify", "boot", "doctor"},
-    "launch": {"spec", "plan", "host"},
+    "host": {"spec", "record", "weights", "image", "verify", "boot", "doctor"},
+    "launch": {"spec", "plan", "weights", "host"},
     "ladder": {"spec", "record", "launch"},
     "compare": {"record"},
     "render": {"spec", "plan", "image", "launch", "ladder"},
     "embedded": {"spec", "image", "host"},
     "cli": {"spec", "record", "image", "verify", "trace", "boot", "report", "measure", "host", "launch", "render"}
-    | {"embedded", "doctor", "ladder", "compare"},
-    "backend": set(),
+    | {"embedded", "weights", "doctor", "ladder", "compare"},
+    "backend": {"weights"},
 }
 
-PURE = ("spec", "plan", "doctor", "verify", "trace", "boot", "record", "report", "render", "ladder", "compare")
+PURE = (
+    "spec",
+    "plan",
+    "weights",
+    "doctor",
+    "verify",
+    "trace",
+    "boot",
+    "record",
+    "report",
+    "render",
+    "ladder",
+    "compare",
+)
 EFFECTS = {"subprocess", "socket", "http", "urllib", "fcntl", "asyncio", "docker", "requests", "httpx", "pynvml"}
 
 # Whatever is outside the standard library loads in the function that needs it; the backend is loaded by vLLM alone.

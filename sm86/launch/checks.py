@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm86.errors import CouldNotRun
-from sm86.launch.model_folder import ModelFolder
 from sm86.spec.envelope import Model
+from sm86.weights import quantization as stored
+from sm86.weights.folder import ModelFolder
 
 DRIVER_FLOOR = 580
 """Major version of the first driver for CUDA 13, which the pinned torch is built for."""
@@ -79,15 +80,9 @@ def require_right_model(folder: ModelFolder, model: Model) -> None:
         raise CouldNotRun(f"{folder.path} is not quantized ({dtype}), the envelope needs {wanted}", mend)
     facts = (quantization.get("quant_method"), quantization.get("bits"), quantization.get("group_size"))
     if facts != (model.quant_method, model.bits, model.group_size):
-        raise CouldNotRun(f"{folder.path} is quantized as {_words(quantization)}, the envelope needs {wanted}", mend)
-
-
-def _words(quantization: Mapping[str, Any]) -> str:
-    method = quantization.get("quant_method") or "an unnamed method"
-    bits, group = quantization.get("bits"), quantization.get("group_size")
-    parts = [f"{bits} bits" if bits is not None else "", f"group size {group}" if group is not None else ""]
-    rest = " and ".join(part for part in parts if part)
-    return f"{method} with {rest}" if rest else str(method)
+        raise CouldNotRun(
+            f"{folder.path} is quantized as {stored.words(quantization)}, the envelope needs {wanted}", mend
+        )
 
 
 def require_draft_layers(folder: ModelFolder, speculative: Mapping[str, Any] | None) -> None:

@@ -24,7 +24,6 @@ from sm86.launch import (
     kv_check,
     locks,
     manifest_entries,
-    model_folder,
     overrides,
     provenance,
     secret,
@@ -40,6 +39,8 @@ from sm86.spec.argv import CONTAINER_PORT, serve_argv
 from sm86.spec.envelope import Envelope
 from sm86.spec.load import envelope_names, load_envelope
 from sm86.spec.validate import FAMILY_DSV4, NAME
+from sm86.weights.folder import ModelFolder
+from sm86.weights.folder import look as look_at_model
 
 SETTLE_S = 30.0
 """How long to wait for GPU memory that a server which has just ended still gives back."""
@@ -63,7 +64,7 @@ class Launch:
     given: Mapping[str, overrides.Given]
     rig: gpus.Rig | None = None
     rig_refusal: CouldNotRun | None = None
-    folder: model_folder.ModelFolder | None = None
+    folder: ModelFolder | None = None
     refused: CouldNotRun | None = None
 
     @property
@@ -194,7 +195,7 @@ def _check_model(run: Launch) -> None:
     model = run.facts.model
     if model is None:
         raise CouldNotRun("the arguments name no model", "write -- serve MODEL")
-    run.folder = folder = model_folder.look(Path(model))
+    run.folder = folder = look_at_model(Path(model))
     run.start.model_sha256 = folder.sha256
     if run.dry and folder.problem:
         run.start.checks["model"] = f"not made: {model} {folder.problem}"

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from sm86.errors import CouldNotRun
-from sm86.launch import checks, gpus, model_folder
+from sm86.launch import checks, gpus
 from sm86.launch.checks import Gpu
 from sm86.spec import load_envelope
+from sm86.weights import folder as model_folder
 from tests.launch.launch_machine import DSV4, LLAMA, gpu_uuid, write_model, write_safetensors
 
 MODEL = load_envelope("sm86-262k").model
