@@ -1,12 +1,14 @@
 """The one source of truth: pins, families and envelopes as TOML, read into frozen typed classes."""
 
+from sm86.spec.checkpoint import Checkpoint
 from sm86.spec.envelope import Bench, Boot, Envelope, Graphs, Model, Published, Serve
-from sm86.spec.load import envelope_names, load_all, load_envelope, load_pins
+from sm86.spec.load import envelope_names, load_all, load_checkpoint, load_envelope, load_pins
 from sm86.spec.pins import Pin, Pins
 
 __all__ = [
     "Bench",
     "Boot",
+    "Checkpoint",
     "Envelope",
     "Graphs",
     "Model",
@@ -16,6 +18,7 @@ __all__ = [
     "Serve",
     "envelope_names",
     "load_all",
+    "load_checkpoint",
     "load_envelope",
     "load_pins",
 ]

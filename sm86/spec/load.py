@@ -9,6 +9,7 @@ from typing import Any
 
 from sm86.errors import CouldNotRun
 from sm86.spec import validate
+from sm86.spec.checkpoint import Checkpoint
 from sm86.spec.envelope import Bench, Boot, Envelope, Graphs, Model, Published, Serve
 from sm86.spec.pins import Pin, Pins
 from sm86.spec.toml_table import Table, merge, read_toml
@@ -81,7 +82,36 @@ def _family(name: Any, where: str) -> dict[str, Any]:
     families = sorted(file.stem for file in FAMILIES_DIR.glob("*.toml"))
     if name not in families:
         raise CouldNotRun(f"{where}: family {name!r} does not exist", f"use one of: {', '.join(families)}")
-    return read_toml(FAMILIES_DIR / f"{name}.toml")
+    values = read_toml(FAMILIES_DIR / f"{name}.toml")
+    values.pop("checkpoint", None)
+    return values
+
+
+def load_checkpoint(model: Model) -> Checkpoint | None:
+    """What the family that serves this architecture and quantization says of its checkpoint; None: it says nothing."""
+    for path in sorted(FAMILIES_DIR.glob("*.toml")):
+        values = read_toml(path)
+        table = values.get("checkpoint")
+        own = values.get("model", {})
+        if table is None or (own.get("architecture"), own.get("quant_method")) != (
+            model.architecture,
+            model.quant_method,
+        ):
+            continue
+        return _checkpoint(Table(table, f"{path.name}: checkpoint"), table.get("config", {}))
+    return None
+
+
+def _checkpoint(table: Table, config: dict[str, Any]) -> Checkpoint:
+    checkpoint = Checkpoint(
+        packing_format=table.text("packing_format", default=""),
+        autoround_version=table.text("autoround_version", default=""),
+        revision=table.text("revision", default=""),
+        config=config,
+    )
+    table.table("config", required=False)
+    table.finish()
+    return checkpoint
 
 
 def _envelope(top: Table) -> Envelope:
