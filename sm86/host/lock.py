@@ -16,7 +16,16 @@ from pathlib import Path
 from sm86.errors import CouldNotRun, Sm86Error
 from sm86.files import write_atomic
 from sm86.host.process import run
-from sm86.image.locks import LOCKS_DIR, Lock, lock_text, locked_versions, resolved_locks, resolver_argv, torch_cpu_lock
+from sm86.image.locks import (
+    LOCKS_DIR,
+    Lock,
+    lock_text,
+    locked_versions,
+    resolved_locks,
+    resolver_argv,
+    torch_cpu_lock,
+    vllm_source_lock,
+)
 from sm86.spec.load import load_pins
 
 RESOLVE_S = 900
@@ -32,7 +41,8 @@ def write_locks(root: Path, names: tuple[str, ...] = ()) -> tuple[Path, ...]:
         raise CouldNotRun("there is no program uv", "pip install uv")
     pins = load_pins()
     locks = resolved_locks(pins)
-    known = (*(lock.name for lock in locks), "cpu-torch")
+    written = {"cpu-torch": torch_cpu_lock, "native-source": vllm_source_lock}
+    known = (*(lock.name for lock in locks), *written)
     for name in names:
         if name not in known:
             raise CouldNotRun(f"there is no lock {name!r}", f"the locks are: {', '.join(known)}")
@@ -43,8 +53,9 @@ def write_locks(root: Path, names: tuple[str, ...] = ()) -> tuple[Path, ...]:
             followed = f"{lock.follows}.txt" if lock.follows else ""
             text = texts.get(followed) or _read(root / LOCKS_DIR / followed)
             texts[lock.file] = _resolve(uv, lock, tuple(f"{n}=={v}" for n, v in locked_versions(text).items()))
-    if "cpu-torch" in wanted:
-        texts["cpu-torch.txt"] = torch_cpu_lock(pins)
+    for name, text_of in written.items():
+        if name in wanted:
+            texts[f"{name}.txt"] = text_of(pins)
     paths = tuple(root / LOCKS_DIR / file for file in texts)
     for path, text in zip(paths, texts.values(), strict=True):
         write_atomic(path, text)

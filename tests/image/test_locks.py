@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sm86.image.locks import (
+    COMPILER,
     LOCKS_DIR,
     PYTHONS,
     Lock,
@@ -19,6 +20,7 @@ from sm86.image.locks import (
     resolved_locks,
     resolver_argv,
     torch_cpu_lock,
+    vllm_source_lock,
 )
 from sm86.spec.load import load_pins
 
@@ -33,7 +35,7 @@ def text_of(name: str) -> str:
 
 def test_the_files_in_the_repository_are_the_locks_and_no_others():
     files = {path.name for path in (ROOT / LOCKS_DIR).iterdir()}
-    assert files == {lock.file for lock in LOCKS} | {"cpu-torch.txt"}
+    assert files == {lock.file for lock in LOCKS} | {"cpu-torch.txt", "native-source.txt"}
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
@@ -49,9 +51,9 @@ def test_a_lock_holds_its_requirements_with_a_hash_each_and_nothing_that_it_leav
     assert not set(lock.excluded or ()) & versions.keys()
     for entry in re.split(r"\n(?=[a-z])", text)[1:]:
         assert re.fullmatch(r"[a-z0-9.-]+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+\n?", entry), entry
-    assert set(files_of("gpu", lock.python or "3.12", cubin=True) + files_of("cpu", lock.python or "3.12")) >= {
-        lock.file
-    }
+    python = lock.python or "3.12"
+    used = files_of("gpu", python, cubin=True, variant="native") + files_of("cpu", python)
+    assert lock.file in used or lock.name.startswith("sbom-"), "what writes the list of packages is in no image"
 
 
 def test_torch_for_the_cpu_has_a_hash_for_every_python():
@@ -67,8 +69,15 @@ def test_the_rigs_pins_are_what_the_gpu_lock_resolves_to():
         assert versions["nvidia-nccl-cu13"] == PINS.version("nccl")
         assert versions["flashinfer-python"] == PINS.version("flashinfer")
         assert versions["cuda-toolkit"] == "13.0.2", "torch's own runtime libraries"
-        assert versions["nvidia-cuda-nvcc"].startswith("13.0."), "the validated driver loads code of CUDA 13.0"
+        assert {part: versions[f"nvidia-cuda-{part}"] for part in COMPILER} == COMPILER
+        assert versions["nvidia-nvvm"] == versions["nvidia-cuda-nvcc"], "nvcc understands only its own nvvm"
+        assert versions["cuda-bindings"].startswith("13.0."), "what speaks to the driver is of the driver's CUDA"
         assert "flashinfer-cubin" not in versions
+
+
+def test_vllms_source_has_one_hash():
+    assert text_of("native-source.txt") == vllm_source_lock(PINS)
+    assert vllm_source_lock(PINS).count("--hash=sha256:") == 1
 
 
 def test_both_pythons_get_the_same_versions():
@@ -121,3 +130,4 @@ def test_each_target_uses_its_own_files():
     assert files_of("cpu", "3.11") == ("tools.txt", "cpu-torch.txt", "cpu-py311.txt", "model.txt")
     assert files_of("gpu", "3.12") == ("tools.txt", "gpu-py312.txt")
     assert files_of("gpu", "3.12", cubin=True)[-1] == "gpu-cubin.txt"
+    assert files_of("gpu", "3.12", variant="native")[-2:] == ("native.txt", "native-source.txt")

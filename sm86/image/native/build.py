@@ -1,9 +1,9 @@
 """Compiles vLLM's kernel libraries for SM 8.6. Runs inside the image's native stage, or by hand:
 
-    python -m sm86.image.native.build --source vllm-0.26.0.tar.gz --out DIR [--ptx] [--jobs N]
+    python -m sm86.image.native.build --source vllm-0.26.0.tar.gz --out DIR [--ptx] [--jobs N] [--fresh]
 
-Needs the packages of docker/locks/native.txt and gcc. Writes DIR/vllm/<target>.abi3.so and
-DIR/native.json (what was built, from what, left out what, for which architectures, in what time).
+Needs the packages of the GPU lock and of docker/locks/native.txt, and g++. Writes DIR/vllm/<target>.abi3.so and
+DIR/native.json (what was built, from what, left out what, for which architectures).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,55 +22,79 @@ from pathlib import Path
 from sm86.errors import CouldNotRun, Sm86Error
 from sm86.files import write_atomic
 from sm86.image.fatbin import architectures
-from sm86.image.native.jobs import parallel_jobs
+from sm86.image.native import workspace
+from sm86.image.native.jobs import memory_gib, parallel_jobs
 from sm86.image.native.patch import TARGETS, patch
 from sm86.image.native.toolchain import DRIVER, Toolchain, find_toolchain
 
 
-def build(source: Path, out: Path, work: Path, ptx: bool = False, jobs: int | None = None) -> dict[str, object]:
-    """Build every target and return what `native.json` says. Raises CouldNotRun; `out` then holds no library."""
+def build(
+    source: Path, out: Path, work: Path, ptx: bool = False, jobs: int | None = None, fresh: bool = False
+) -> dict[str, object]:
+    """Build every target and return what `native.json` says.
+
+    work: where objects are kept for the next build of the same inputs; fresh: without those of an earlier one.
+    Raises CouldNotRun; `out` then holds no library.
+    """
     started = time.monotonic()
     toolchain = find_toolchain()
-    tree = _unpack(source, work)
-    cmake = tree / "CMakeLists.txt"
-    patched = patch(cmake.read_text(), ptx)
-    cmake.write_text(patched.text)
-    jobs = jobs or parallel_jobs(os.cpu_count() or 1, _memory_gib())
+    patched = patch(_cmake_text(source), ptx)
+    folder = workspace.enter(work, workspace.key(workspace.inputs(source, patched.text)), fresh)
+    tree = _unpack(source, folder, patched.text)
+    jobs = jobs or parallel_jobs(len(os.sched_getaffinity(0)), memory_gib())
     environment = toolchain.environment(dict(os.environ))
-    folder = work / "build"
-    _run(_configure(toolchain, tree, folder, work), environment, "CMake could not configure the native build")
-    _run(["ninja", "-C", str(folder), f"-j{jobs}", *TARGETS], environment, "the native build failed")
-    libraries = {target: _finish(folder, target, work / "finished") for target in TARGETS}
+    objects = folder / "build"
+    _run(_configure(toolchain, tree, objects, folder), environment, "CMake could not configure the native build")
+    print(f"{jobs} compilers at once; objects of this build are kept in {folder}", flush=True)
+    _run(["ninja", "-C", str(objects), f"-j{jobs}", *TARGETS], environment, "the native build failed")
+    libraries = {target: _finish(objects, target, folder / "finished") for target in TARGETS}
     record = {
         "source": source.name,
         "nvcc": toolchain.nvcc_version,
-        "jobs": jobs,
         "ptx": ptx,
         "left_out": list(patched.left_out),
         "libraries": {f"vllm/{path.name}": _facts(path) for path in libraries.values()},
-        "seconds": round(time.monotonic() - started),
     }
     for path in libraries.values():
         target = out / "vllm" / path.name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     write_atomic(out / "native.json", json.dumps(record, indent=2) + "\n")
+    print(f"native build: {time.monotonic() - started:.0f} s", flush=True)
     return record
 
 
-def _unpack(source: Path, work: Path) -> Path:
+def _cmake_text(source: Path) -> str:
+    try:
+        with tarfile.open(source) as archive:
+            found = [name for name in archive.getnames() if re.fullmatch(r"[^/]+/CMakeLists\.txt", name)]
+            file = archive.extractfile(found[0]) if len(found) == 1 else None
+            if file is not None:
+                return file.read().decode()
+    except (OSError, tarfile.TarError, UnicodeDecodeError) as error:
+        raise CouldNotRun(f"cannot unpack {source}: {error}", "download vLLM's source distribution again") from None
+    raise CouldNotRun(f"{source} holds no CMake project", "give vLLM's source distribution")
+
+
+def _unpack(source: Path, folder: Path, cmake_text: str) -> Path:
+    """The source tree, patched; unpacked once, as files written again would look new to ninja."""
+    tree = folder / "source"
+    if tree.is_dir():
+        return tree
+    beside = folder / "unpacking"
+    shutil.rmtree(beside, ignore_errors=True)
     try:
         with tarfile.open(source) as archive:
             # Debian 12's Python knows no filter; the archive's hash was checked before it came here
             if hasattr(tarfile, "data_filter"):
                 archive.extraction_filter = tarfile.data_filter
-            archive.extractall(work)
+            archive.extractall(beside)
     except (OSError, tarfile.TarError) as error:
         raise CouldNotRun(f"cannot unpack {source}: {error}", "download vLLM's source distribution again") from None
-    trees = [path.parent for path in work.glob("*/CMakeLists.txt")]
-    if len(trees) != 1:
-        raise CouldNotRun(f"{source} holds no CMake project", "give vLLM's source distribution")
-    return trees[0]
+    (top,) = beside.iterdir()
+    (top / "CMakeLists.txt").write_text(cmake_text)
+    top.rename(tree)
+    return tree
 
 
 def _configure(toolchain: Toolchain, tree: Path, folder: Path, work: Path) -> list[str]:
@@ -116,10 +141,6 @@ def _run(argv: list[str], environment: dict[str, str], failure: str) -> None:
         raise CouldNotRun(f"{failure} (exit code {code})", mend)
 
 
-def _memory_gib() -> float:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m sm86.image.native.build")
     parser.add_argument("--source", type=Path, required=True)
@@ -127,10 +148,10 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("/tmp/native"))
     parser.add_argument("--ptx", action="store_true")
     parser.add_argument("--jobs", type=int)
+    parser.add_argument("--fresh", action="store_true")
     options = parser.parse_args()
     try:
-        options.work.mkdir(parents=True, exist_ok=True)
-        record = build(options.source, options.out, options.work, options.ptx, options.jobs)
+        record = build(options.source, options.out, options.work, options.ptx, options.jobs, options.fresh)
     except Sm86Error as error:
         print(f"sm86: {error.what}\nmend: {error.mend}", file=sys.stderr)
         return error.exit_code
