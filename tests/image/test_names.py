@@ -50,7 +50,7 @@ def test_both_images_serve_without_root_and_without_a_shell():
 def test_every_package_comes_with_its_hash_and_nothing_is_resolved():
     logical = TEXT.replace("\\\n", " ")
     installs = re.findall(r"pip (?:--python \S+ )?(?:install|download)[^&\n]*", logical)
-    assert len(installs) == 7
+    assert len(installs) == 8
     for install in installs:
         assert "--no-deps" in install
         assert "--require-hashes" in install or install.rstrip().endswith("/src")
