@@ -24,7 +24,8 @@ BELOW: dict[str, set[str]] = {
     "verify": {"spec", "record"},
     "trace": set(),
     "boot": {"spec", "verify"},
-    "report": {"spec", "record"},
+    "fit": {"spec", "plan", "doctor", "verify"},
+    "report": {"spec", "record", "plan", "fit"},
     "measure": {"spec", "record"},
     "host": {"spec", "record", "weights", "image", "verify", "boot", "doctor"},
     "launch": {"spec", "plan", "weights", "host"},
@@ -33,13 +34,14 @@ BELOW: dict[str, set[str]] = {
     "render": {"spec", "plan", "image", "launch", "ladder"},
     "embedded": {"spec", "image", "host"},
     "cli": {"spec", "record", "image", "verify", "trace", "boot", "report", "measure", "host", "launch", "render"}
-    | {"embedded", "weights", "doctor", "ladder", "compare"},
+    | {"plan", "fit", "embedded", "weights", "doctor", "ladder", "compare"},
     "backend": {"weights"},
 }
 
 PURE = (
     "spec",
     "plan",
+    "fit",
     "weights",
     "doctor",
     "verify",

@@ -6,7 +6,7 @@ not) and the published rig's facts (1760 blocks too few, 1792 enough).
 
 Source of the formulas: vLLM 0.26.0 `v1/core/kv_cache_utils.py` and `v1/kv_cache_interface.py`; the
 group sizes follow from the model's `compress_ratios` (2 layers with a sliding window only, 21 with a
-4-fold and 20 with a 128-fold compression).
+4-fold and 20 with a 128-fold compression); `sm86.plan.groups` forms them for any mix of layers.
 
 Terms: L = context in tokens; m = tokens that may be scheduled before the first one is freed
 (max_num_batched_tokens, twice that with asynchronous scheduling).
@@ -16,14 +16,29 @@ from __future__ import annotations
 
 from math import ceil
 
-BLOCK_TOKENS = 256
-"""Tokens in one block of the uncompressed coordinate; the only block size these counts hold for."""
+from sm86.plan.groups import BLOCK_TOKENS, pool_of
+from sm86.plan.shape import FLASH
 
-POOL_BYTES_PER_BLOCK = 22 * 37440 + 21 * 8640 + 20 * 1728
-"""Bytes one block id costs on every GPU: 1,039,680."""
+__all__ = [
+    "BLOCK_STEP",
+    "BLOCK_TOKENS",
+    "PAGE_BYTES_CHARGED",
+    "POOL_BYTES_PER_BLOCK",
+    "block_override",
+    "engine_minimum_blocks",
+    "needed_blocks",
+    "resident_blocks",
+    "scheduled_tokens",
+    "window_pages",
+]
 
-PAGE_BYTES_CHARGED = 22 * (37440 + 8640 + 1728)
-"""Bytes vLLM's start-up check charges for one page: 1,051,776, 1.2 % more than it costs."""
+POOL = pool_of(FLASH)
+
+POOL_BYTES_PER_BLOCK = POOL.bytes_per_block
+"""Bytes one block id costs on every GPU: 22 x 37440 + 21 x 8640 + 20 x 1728 = 1,039,680."""
+
+PAGE_BYTES_CHARGED = POOL.charged_per_page
+"""Bytes vLLM's start-up check charges for a page: 22 x (37440 + 8640 + 1728) = 1,051,776, 1.2 % more than it costs."""
 
 BLOCK_STEP = 32
 """Overrides are multiples of this: the published rig moved in such steps (1760 = 55 x 32, 1792 = 56 x 32)."""
@@ -36,17 +51,12 @@ def scheduled_tokens(max_num_batched_tokens: int, async_scheduling: bool) -> int
 
 def window_pages(context: int, m: int) -> int:
     """Pages of the sliding-window and compressor-state groups for one sequence that is still prefilling."""
-    return (
-        2 * (ceil(min(127 + m, context) / 64) + 1)
-        + (ceil(min(7 + m, context) / 4) + 1)
-        + (ceil(min(127 + m, context) / 8) + 1)
-    )
+    return POOL.window_pages(context, m)
 
 
 def engine_minimum_blocks(context: int, m: int) -> int:
     """The fewest blocks with which vLLM's start-up check lets one sequence of `context` tokens pass."""
-    pages = ceil(context / BLOCK_TOKENS) + window_pages(context, m)
-    return ceil(pages * PAGE_BYTES_CHARGED / POOL_BYTES_PER_BLOCK)
+    return POOL.minimum_blocks(context, m)
 
 
 def resident_blocks(context: int, sequences: int, m: int, draft_tokens: int = 0) -> int:
@@ -58,9 +68,7 @@ def resident_blocks(context: int, sequences: int, m: int, draft_tokens: int = 0)
     schedules `draft_tokens` more for each sequence and keeps as many slots ahead; the draft layer itself joins a
     group that has room. The drafting terms follow from the scheduler's source and were not seen on a boot.
     """
-    full = sequences * ceil(context / BLOCK_TOKENS)
-    decoding = (sequences - 1) * window_pages(context, 2 + 2 * draft_tokens)
-    return full + decoding + window_pages(context, m + draft_tokens) + 1
+    return POOL.resident_blocks(context, sequences, m, draft_tokens)
 
 
 def needed_blocks(context: int, sequences: int, m: int, draft_tokens: int = 0) -> int:

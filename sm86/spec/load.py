@@ -1,4 +1,4 @@
-"""TOML files -> Pins and Envelopes. The only module of `spec/` that reads files."""
+"""TOML files -> Pins and Envelopes. With `load_rig` the only module of `spec/` that reads files."""
 
 from __future__ import annotations
 
