@@ -172,6 +172,27 @@ def demo(_, engine="docker", port=None, offline_base=False, keep=False, json=Fal
     _end(lambda: cli.demo(engine, port, offline_base, keep, json))
 
 
+@task(
+    iterable=["hide"],
+    help={
+        "records": "a folder of records, a record, or several with a comma between (default: results/)",
+        "out": "folder to write into (default: results/report)",
+        "redact": "take out what names a machine or a person: GPU ids, hosts, users, paths, addresses, keys",
+        "hide": "with --redact: a further name to take out; may be repeated",
+        "title": "headline of the report",
+        "png": "write a PNG of every chart",
+        "dry-run": DRY_RUN,
+        "json": JSON,
+    },
+)
+def report(_, records="", out=None, redact=False, hide=None, title=None, png=True, dry_run=False, json=False):
+    """Make a page, Markdown and pictures from records, with the conditions of every number."""
+    from sm86.cli import report as cli
+
+    paths = [part for part in records.split(",") if part]
+    _end(lambda: cli.report(paths, out or cli.OUT, redact, tuple(hide or ()), title, png, json, dry_run))
+
+
 @task(help={"fast": "without Docker and without booting an engine"})
 def test(_, fast=False):
     """Run every check of the repository: lint, types, rendered files, tests with a real boot."""
@@ -243,6 +264,6 @@ def image_load(_, archive):
     _end(lambda: cli.load(archive))
 
 
-namespace = Collection(envelopes, render, build, up, down, status, logs, verify, bench, demo, test)
+namespace = Collection(envelopes, render, build, up, down, status, logs, verify, bench, demo, report, test)
 namespace.add_collection(Collection("trace", trace_read, trace_diff))
 namespace.add_collection(Collection("image", image_check, image_diff, image_save, image_load))

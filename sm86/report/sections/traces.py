@@ -1,0 +1,77 @@
+"""Where the time of a decode step goes, from records of traces. Pure.
+
+Reads the JSON answer of the trace reader: files with `steps` or `graphs`, each with its buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sm86.report.charts import Bar, Bars, amount
+from sm86.report.document import Block, Column, Figure, Inline, Prose, Ref, Section, Strong, Table
+from sm86.report.gather import Entry, Machine
+from sm86.report.sections.parts import clipped, details_blocks, marked, numbers_table, plain, when
+
+MAX_FILES = 8
+
+
+def trace(machine: Machine, entry: Entry, key: str) -> Section:
+    """The buckets of a trace's steps or graphs, a chart of the first file, and what was left out."""
+    record = entry.record
+    blocks: list[Block] = []
+    if record.numbers:
+        blocks.append(numbers_table(entry, record.numbers, machine.mark))
+    answer = record.details.get("trace", record.details)
+    files = [file for file in answer.get("files") or () if isinstance(file, Mapping)]
+    for index, file in enumerate(files[:MAX_FILES]):
+        blocks += _file(machine, entry, file, index, key)
+    if len(files) > MAX_FILES:
+        blocks.append(Prose((f"{len(files) - MAX_FILES} more files are in the record.",), "note"))
+    if not files:
+        blocks += details_blocks(record.details)
+    title = f"Trace, {clipped(entry.envelope, 60)}, {when(record.started)}"
+    return Section(key, title, 3, (*blocks, _source(entry)), machine.mark)
+
+
+def _source(entry: Entry) -> Prose:
+    return Prose(
+        ("Times under the profiler, which slows a step: shares are firmer than times. ", Ref(entry.number)), "note"
+    )
+
+
+def _file(machine: Machine, entry: Entry, file: Mapping[str, Any], index: int, key: str) -> list[Block]:
+    view = file.get("steps") or file.get("graphs")
+    name = clipped(file.get("file", "trace"), 80)
+    if not isinstance(view, Mapping):
+        return [Prose((f"{name}: no step and no graph launch in it; nothing can be given per step.",), "missing")]
+    unit = clipped(view.get("unit", "step"), 12)
+    buckets = [b for b in view["buckets"].values() if b.get("calls")]
+    span, busy = view["span_us"]["median"], view["busy_us"]["median"]
+    words = (
+        f"{name}: {view['units']} of {view['seen']} {unit}s averaged; per {unit} (median) span "
+        f"{amount(span / 1000)} ms, busy {amount(busy / 1000)} ms."
+    )
+    layers = ", ".join(f"{count} {kind}" for kind, count in (view.get("layers") or {}).items())
+    blocks: list[Block] = [Prose((words, f" Layers found: {layers}." if layers else "", *marked(machine.mark)))]
+    if index == 0 and buckets:
+        bars = tuple(Bar(clipped(b["title"], 40), b["per_unit_us"] / 1000) for b in buckets if b["share"] >= 0.0005)
+        chart = Bars(f"Time of a {unit} by kind of kernel", "ms", bars, machine.mark)
+        blocks.append(Figure(key, chart, (f"Sum over all streams, mean of the averaged {unit}s. ", Ref(entry.number))))
+    rows: list[tuple[Inline, ...]] = [
+        (
+            (clipped(bucket["title"], 60),),
+            (plain(float(bucket["calls_per_unit"])),),
+            (Strong(amount(bucket["per_unit_us"] / 1000)), " ms"),
+            (f"{100 * bucket['share']:.1f} %",),
+            (clipped((bucket.get("names") or [{"name": ""}])[0]["name"], 70),),
+        )
+        for bucket in buckets
+    ]
+    titles = (Column("kind of kernel"), Column(f"calls a {unit}", True), Column(f"time a {unit}", True))
+    blocks.append(Table((*titles, Column("share", True), Column("mostly")), tuple(rows)))
+    left = view.get("left_out") or {}
+    said = [f"{count} {clipped(what, 30).replace('_', ' ')}" for what, count in left.items() if count]
+    if said:
+        blocks.append(Prose((f"Left out: {', '.join(said)}.",), "note"))
+    return blocks
