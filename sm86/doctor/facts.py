@@ -159,9 +159,10 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A folder the product needs. use: "images", "weights" or "cache"; exists: whether the folder itself is there (the
-    numbers are then its own, else its nearest parent's); filesystem: "ext4", "nfs4", "9p"; rotational: a spinning
-    disk."""
+    """A folder the product needs. use: "images" or "weights"; exists: whether the folder itself is there (else the
+    numbers are its nearest parent's); filesystem: "ext4", "nfs4", "9p"; rotational: a spinning disk; present: what is
+    to lie there lies there already (the checkpoint, the image); device: number of its filesystem, the same for two
+    uses of one disk."""
 
     use: str
     path: str | None = None
@@ -171,7 +172,8 @@ class Disk:
     free: int | None = None
     readable: bool | None = None
     rotational: bool | None = None
-    source: str | None = None
+    present: bool | None = None
+    device: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +266,13 @@ class PeerCopy:
 
 @dataclass(frozen=True, slots=True)
 class LinkLoad:
-    """PCIe of one GPU while pinned memory is copied: rates in GB/s, and the link as the driver tells it meanwhile."""
+    """PCIe of one GPU while pinned memory is copied: rates in GB/s, alone and while every GPU copies, and the link as
+    the driver tells it meanwhile; replays: how many came during the load."""
 
     gpu: int
     to_gpu: float | None = None
     from_gpu: float | None = None
+    to_gpu_together: float | None = None
     generation: int | None = None
     width: int | None = None
     replays: int | None = None
