@@ -264,6 +264,102 @@ def image_load(_, archive):
     _end(lambda: cli.load(archive))
 
 
+LADDER_HELP = {
+    "envelopes": "names or TOML paths joined by commas, in place of the ladder's own",
+    "engine": ENGINE,
+    "port": PORT,
+    "repeats": "how many times each rung is measured (default: the envelope's)",
+    "decode-tokens": "tokens that each sequence decodes (default: the envelope's)",
+    "override": "NAME=VALUE for every rung, as in docs/runbook.md; may be repeated",
+    "resume": "go on with the ladder that was interrupted or failed",
+    "restart": "begin anew, whatever an earlier run left",
+    "png": "draw the curve into this file (default: beside the record)",
+    "dry-run": "say which rungs it has, which settings have an effect and how far it is; do nothing",
+    "json": JSON,
+}
+
+
+@task(name="sequence", iterable=["override"], help=LADDER_HELP)
+def ladder_sequence(
+    _,
+    envelopes=None,
+    engine="docker",
+    port=None,
+    repeats=None,
+    decode_tokens=None,
+    override=None,
+    resume=False,
+    restart=False,
+    png=None,
+    dry_run=False,
+    json=False,
+):
+    """Boot, verify and measure 1, 2, 3 and 4 sequences, one envelope after another."""
+    from sm86.cli.ladder import ladder
+
+    own = {"resume": resume, "restart": restart, "png": png, "dry_run": dry_run, "json": json}
+    more = (envelopes, engine, port, repeats, decode_tokens, tuple(override or ()))
+    _end(lambda: ladder("sequence", *more, **own))
+
+
+@task(name="context", iterable=["override"], help=LADDER_HELP)
+def ladder_context(
+    _,
+    envelopes=None,
+    engine="docker",
+    port=None,
+    repeats=None,
+    decode_tokens=None,
+    override=None,
+    resume=False,
+    restart=False,
+    png=None,
+    dry_run=False,
+    json=False,
+):
+    """Boot, verify and measure 262K, then the experimental contexts above it, until one does not fit."""
+    from sm86.cli.ladder import ladder
+
+    own = {"resume": resume, "restart": restart, "png": png, "dry_run": dry_run, "json": json}
+    more = (envelopes, engine, port, repeats, decode_tokens, tuple(override or ()))
+    _end(lambda: ladder("context", *more, **own))
+
+
+@task(
+    name="comm",
+    iterable=["override"],
+    help={
+        **LADDER_HELP,
+        "envelopes": "one envelope, in place of the 64K server",
+        "rounds": "run the matrix so often, settings interleaved (default: once)",
+        "with-inert": "start the rows that have no effect here as well",
+    },
+)
+def ladder_comm(
+    _,
+    envelopes=None,
+    engine="docker",
+    port=None,
+    repeats=None,
+    decode_tokens=None,
+    override=None,
+    rounds=None,
+    with_inert=False,
+    resume=False,
+    restart=False,
+    png=None,
+    dry_run=False,
+    json=False,
+):
+    """Run the comm matrix on the 64K server: each setting of the all-reduce against the server as it is."""
+    from sm86.cli.ladder import ladder
+
+    own = {"rounds": rounds, "with_inert": with_inert, "png": png, "dry_run": dry_run, "json": json}
+    more = (envelopes, engine, port, repeats, decode_tokens, tuple(override or ()))
+    _end(lambda: ladder("comm", *more, resume=resume, restart=restart, **own))
+
+
 namespace = Collection(envelopes, render, build, up, down, status, logs, verify, bench, demo, report, test)
 namespace.add_collection(Collection("trace", trace_read, trace_diff))
 namespace.add_collection(Collection("image", image_check, image_diff, image_save, image_load))
+namespace.add_collection(Collection("ladder", ladder_sequence, ladder_context, ladder_comm))

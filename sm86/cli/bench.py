@@ -18,6 +18,7 @@ from sm86.measure.bench import run
 from sm86.measure.client import Client, parse_address
 from sm86.measure.plan import BenchPlan, plan
 from sm86.measure.result import BenchResult, to_record
+from sm86.measure.telemetry import Source
 from sm86.record import Conditions, save
 from sm86.record.store import RESULTS_DIR
 from sm86.spec import Envelope, load_envelope
@@ -42,11 +43,12 @@ def bench(
     conditions: Conditions | None = None,
     dry_run: bool = False,
     verify_state: str | None = None,
+    telemetry: Source | None = None,
 ) -> int:
     """Benchmark the envelope's server, print the result, write its record.
 
     conditions: image and rig, as far as the caller knows them; verify_state: what verification of this server's
-    log said ("pass", "fail", "not seen"), None where it was not run.
+    log said ("pass", "fail", "not seen"), None where it was not run; telemetry: who watches its GPUs meanwhile.
     Returns 0 when it was measured and the text is coherent, 1 when a check failed. Raises CouldNotRun (no such
     server, wrong model, busy, bad arguments) and CheckFailed (the server failed in the middle).
     """
@@ -57,7 +59,7 @@ def bench(
         _say_plan(steps, str(address), json)
         return EXIT_OK
     with progress() as shown:
-        result = run(envelope, steps, Client(address, key), conditions, verify_state, shown)
+        result = run(envelope, steps, Client(address, key), conditions, verify_state, shown, telemetry=telemetry)
     record = to_record(result)
     path = save(record, Path(results_dir))
     if json:

@@ -14,6 +14,7 @@ from sm86.spec import Envelope, load_envelope
 
 if TYPE_CHECKING:
     from sm86.host.engine import ServerEngine
+    from sm86.host.telemetry import Watcher
     from sm86.verify.findings import Report
 
 
@@ -80,4 +81,12 @@ def bench(
         json,
         conditions=now.conditions,
         verify_state=state,
+        telemetry=gpu_watcher(envelope),
     )
+
+
+def gpu_watcher(envelope: Envelope) -> Watcher | None:
+    """Who watches the GPUs of this machine while the envelope is measured; None on the CPU engine, which has none."""
+    from sm86.host.telemetry import Watcher
+
+    return Watcher() if envelope.uses_gpu else None

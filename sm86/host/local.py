@@ -26,7 +26,8 @@ from sm86.host import processes
 from sm86.host.engine import EXITED, MISSING, RUNNING, EngineState, Stopped
 from sm86.host.ports import require_free_port
 from sm86.json_text import parse as parse_json
-from sm86.spec import Envelope
+from sm86.spec import Envelope, envelope_names, load_envelope
+from sm86.spec.argv import serve_argv
 
 RUN_DIR = Path(".cache/run")
 HOST = "127.0.0.1"
@@ -112,10 +113,13 @@ class LocalEngine:
         launch = self._needed_launch()
         # -P: the folder it runs in must not shadow the installed vllm or sm86
         argv = [str(launch.python), "-P", "-m", "sm86.launch", "--envelope", self.envelope.name]
-        argv += ["--model-path", str(launch.model_path), "--host", HOST, "--port", str(self._port)]
-        for name, value in self._overrides.items():
-            argv += ["--set", f"{name}={value}"]
-        return tuple(argv)
+        sets = [word for name, value in self._overrides.items() for word in ("--set", f"{name}={value}")]
+        if _is_shipped(self.envelope):
+            place = ("--model-path", str(launch.model_path), "--host", HOST, "--port", str(self._port))
+            return (*argv, *place, *sets)
+        # the launcher knows the shipped specs alone: a user's own comes with its arguments, as in a Compose service
+        serve = serve_argv(self.envelope, str(launch.model_path), HOST, self._port)
+        return (*argv, "--envelope-digest", self.envelope.digest(), *sets, "--", *serve)
 
     def plan(self) -> tuple[str, ...]:
         import shlex
@@ -345,6 +349,11 @@ class LocalEngine:
                     f"another command starts {self.envelope.name} at this moment", "wait for it, then see invoke status"
                 ) from None
             yield
+
+
+def _is_shipped(envelope: Envelope) -> bool:
+    """Whether the launcher has this very spec."""
+    return envelope.name in envelope_names() and load_envelope(envelope.name).digest() == envelope.digest()
 
 
 def _carries(process: processes.Process, run_id: str) -> bool:

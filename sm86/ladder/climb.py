@@ -68,10 +68,6 @@ def climb(state: State, rungs: Sequence[Rung], hands: Hands, keep: Keep, tell: T
     It ends when a rung fails or all have passed. An interruption or a fault of another kind passes through after the
     server has been brought down; the state then says that the rung was running, and it is begun again next time.
     """
-    left = state.running
-    if left is not None:
-        # the command that ran it was ended in the middle, and its server may have outlived it
-        hands.down(next(rung for rung in rungs if rung.key == left.key))
     for rung in rungs:
         done = state.outcomes.get(rung.key)
         if done is not None and done.state in (s.PASSED, s.INERT):
@@ -125,9 +121,9 @@ def _one(state: State, rung: Rung, hands: Hands, keep: Keep, tell: Tell) -> Stat
             fail(cause)
         else:
             run.outcome = replace(run.outcome, state=s.PASSED)
+        step(DOWN)
     finally:
         # whatever came: no server of this rung stays
-        tell(rung, DOWN)
         hands.down(rung)
     run.outcome = replace(run.outcome, step="", seconds=round(hands.now()[1] - clock, 1))
     state = state.with_outcome(run.outcome)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sm86.errors import CouldNotRun
@@ -136,11 +135,5 @@ def _comm(
 
 
 def slug(title: str) -> str:
-    """ "Tree, Simple" -> "tree-simple"."""
-    return "-".join(re.findall(r"[a-z0-9]+", title.lower().replace("'", "")))
-
-
-def settings_of(texts: Sequence[str]) -> Settings:
-    """NAME=VALUE texts as pairs; the caller has checked them."""
-    pairs = [text.partition("=") for text in texts]
-    return tuple({name: value for name, _, value in pairs}.items())
+    """ "FlashInfer's all-reduce" -> "flashinfer-all-reduce"."""
+    return "-".join(re.findall(r"[a-z0-9]+", title.lower().replace("'s", "")))

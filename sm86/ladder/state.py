@@ -51,7 +51,8 @@ class Identity:
 class Outcome:
     """What became of a rung. tok_s: the aggregates of the repeats; each_tok_s: of each sequence, the median.
 
-    records: paths of its records; findings: what stands beside the number; started: UTC, as text.
+    step: what was being done, "" once its server is down; records: paths of its records; findings: what stands beside
+    the number; started: UTC, as text.
     """
 
     key: str
@@ -90,9 +91,9 @@ class State:
         return None
 
     @property
-    def running(self) -> Outcome | None:
-        """The rung in whose middle the ladder ended; its server may still be there."""
-        return next((outcome for outcome in self.outcomes.values() if outcome.state == RUNNING), None)
+    def unfinished(self) -> Outcome | None:
+        """The rung in whose middle the ladder ended; its server may have outlived the command that started it."""
+        return next((outcome for outcome in self.outcomes.values() if outcome.step), None)
 
     def to_text(self) -> str:
         """The file's text; `from_text` gives the same state back."""

@@ -16,6 +16,7 @@ from sm86.measure.plan import BenchPlan
 from sm86.measure.progress import Progress, Silent
 from sm86.measure.result import BenchResult, Repeat, aggregates, conditions_for
 from sm86.measure.rounds import Rounds
+from sm86.measure.telemetry import NO_GPU, NOT_TAKEN, Source, Telemetry, summarise
 from sm86.measure.window import Refusal
 from sm86.record import Conditions, Verdict
 from sm86.spec.envelope import Envelope
@@ -30,12 +31,13 @@ def run(
     progress: Progress | None = None,
     salt: str | None = None,
     sample_s: float = sampler.INTERVAL_S,
+    telemetry: Source | None = None,
 ) -> BenchResult:
     """Benchmark the server behind `client` as `plan` says.
 
     conditions: what is known of image and rig; verify_state: what verification of this server's log said, None
     where it was not run; salt: makes this run's prompts its own, random by default; sample_s: seconds between two
-    readings of the server's counters.
+    readings of the server's counters; telemetry: who watches the GPUs meanwhile, None where nobody can.
     Raises CouldNotRun before anything was sent to decode (no server, wrong model, busy), CheckFailed when the server
     fails in the middle. A window that does not exist is no fault: the result then has no number and says why.
     """
@@ -45,6 +47,8 @@ def run(
     progress.stage("check the server", 1, "")
     server = preflight.check_server(client, plan)
     rounds = Rounds(client, plan, server, progress)
+    if telemetry is not None:
+        telemetry.start()
     try:
         made = rounds.prompts(salt)
         rounds.prime(made)
@@ -54,6 +58,10 @@ def run(
         prose = rounds.prose(made)
     except ServerFault as fault:
         raise failed(fault, plan) from None
+    finally:
+        if telemetry is not None:
+            telemetry.stop()
+    seen = _seen(envelope, telemetry, repeats, clock)
     measured = [repeat.timelines for repeat in repeats]
     lengths = [timeline.prompt_tokens for timeline in measured[0]]
     verdicts = (
@@ -92,9 +100,24 @@ def run(
         repeats=repeats,
         alone=alone,
         prose=prose,
-        verdicts=(*verdicts, comparison.as_verdict()),
+        verdicts=(*verdicts, seen.verdict(), comparison.as_verdict()),
         comparison=comparison,
+        telemetry=seen,
     )
+
+
+def _seen(envelope: Envelope, source: Source | None, repeats: Sequence[Repeat], origin: float) -> Telemetry:
+    """What the GPUs did in the windows, or while the requests ran where there is no window."""
+    if source is None:
+        return NOT_TAKEN if envelope.uses_gpu else NO_GPU
+    spans = []
+    for repeat in repeats:
+        if isinstance(repeat.window, Refusal):
+            ends = [t.points[-1].at for t in repeat.timelines if t.points]
+            spans.append((min(t.sent_at for t in repeat.timelines), max(ends, default=0.0)))
+        else:
+            spans.append((repeat.window.start, repeat.window.end))
+    return summarise(source, spans, origin)
 
 
 def window_verdict(repeats: Sequence[Repeat]) -> Verdict:

@@ -13,6 +13,7 @@ from sm86.measure.judge import Prose, is_good
 from sm86.measure.plan import BenchPlan
 from sm86.measure.preflight import ServerFacts
 from sm86.measure.prompts import Fact, Prompt
+from sm86.measure.telemetry import NOT_TAKEN, Telemetry
 from sm86.measure.timeline import Timeline, thinned
 from sm86.measure.window import DEFINITION, Refusal, Window
 from sm86.record import Conditions, Number, Record, Verdict
@@ -63,6 +64,7 @@ class BenchResult:
     prose: Prose
     verdicts: tuple[Verdict, ...]
     comparison: Comparison
+    telemetry: Telemetry = NOT_TAKEN
 
     @property
     def good(self) -> bool:
@@ -164,6 +166,7 @@ def _details(result: BenchResult) -> dict[str, Any]:
             "notes": list(result.comparison.notes),
             "tolerance_tok_s": result.comparison.tolerance_tok_s,
         },
+        "telemetry": result.telemetry.to_json(),
         "facts": [[_fact(fact) for fact in prompt.facts] for prompt in result.prompts],
         "alone": [_text(timeline) for timeline in result.alone],
         "together": [_text(timeline) for timeline in result.prose.together],

@@ -15,7 +15,9 @@ from sm86.host import local, processes
 from sm86.host.engine import EXITED, MISSING, RUNNING, EngineState
 from sm86.host.local import Launch, LocalEngine
 from sm86.host.ports import PortTaken, holder_of, require_free_port
+from sm86.launch.options import parse
 from sm86.spec import load_envelope
+from sm86.spec.argv import serve_argv
 
 STANDIN = Path(__file__).parents[1] / "boot" / "standin_server.py"
 ENVELOPE = load_envelope("cpu-smoke")
@@ -70,6 +72,26 @@ def test_the_launcher_is_told_what_it_needs(make):
     assert json.loads(argv) == [*told, "--host", "127.0.0.1", "--port", str(port), "--set", "NCCL_ALGO=Tree"]
     assert len(run_id) == 16
     assert any("sm86.launch" in line for line in engine.plan())
+
+
+def test_an_envelope_of_ones_own_comes_with_its_arguments(tmp_path):
+    """The launcher knows the shipped specs alone."""
+    own = replace(ENVELOPE.with_serve(context=1024), name="cpu-own")
+    for envelope in (own, ENVELOPE.with_serve(sequences=1)):
+        engine = LocalEngine(
+            envelope,
+            8123,
+            Launch(Path("/python"), Path("/models/m")),
+            run_dir=tmp_path,
+            overrides={"NCCL_ALGO": "Ring"},
+        )
+        words = list(engine.argv())
+        head, serve = words[: words.index("--")], words[words.index("--") + 1 :]
+        name = ["--envelope", envelope.name, "--envelope-digest", envelope.digest()]
+        assert head[4:] == [*name, "--set", "NCCL_ALGO=Ring"]
+        assert tuple(serve) == serve_argv(envelope, "/models/m", "127.0.0.1", 8123)
+        options = parse(words[4:])
+        assert options.argv == tuple(serve) and options.envelope == envelope.name
 
 
 def test_an_exit_code_is_seen_and_kept_for_later_commands(make):

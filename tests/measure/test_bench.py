@@ -70,6 +70,7 @@ def test_a_good_server():
         judge.LENGTH: "pass",
         judge.CACHE: "pass",
         "cross-check": "pass",
+        "telemetry": "not applicable",
         "comparison": "not applicable",
     }
     assert result.good
