@@ -99,8 +99,13 @@ def parts(shape: Shape, pool: Pool, server: Server, multiprocessors: int, stack:
         )
     )
     found += _buffers(shape, pool, server, multiprocessors, stack)
-    found += _activations(shape, server, stack)
-    found += _graphs(server, stack)
+    found += other_parts(shape, server, stack)
+    return tuple(found)
+
+
+def other_parts(shape: Shape, server: Server, stack: str = SM86) -> list[Part]:
+    """What is neither weights nor cache nor a buffer: activations, graphs, collectives, CUDA, the allocator."""
+    found = [*_activations(shape, server, stack), *_graphs(server, stack)]
     found.append(
         Part(
             "NCCL",
@@ -125,7 +130,7 @@ def parts(shape: Shape, pool: Pool, server: Server, multiprocessors: int, stack:
         )
     )
     found.append(Part("fragments", RESERVE, FRAGMENTS, "150 MiB is what vLLM itself keeps back for it"))
-    return tuple(found)
+    return found
 
 
 def rope_rows(shape: Shape, context: int, stack: str) -> int:
