@@ -139,8 +139,9 @@ def _run(options: Options, found: Sequence[Rung], previous: State | None, hands:
         state = now
         write_atomic(options.path, now.to_text())
 
-    if previous is not None and state.next_key is None:
-        say("every rung has passed already; nothing was started, --restart begins anew")
+    if state.next_key is None:
+        say("every rung has passed already; nothing is started, --restart begins anew")
+        return _end(options, state, found, hands, again=True)
     keep(state)
     try:
         climb(state, found, hands, keep, tell)
@@ -154,19 +155,22 @@ def _run(options: Options, found: Sequence[Rung], previous: State | None, hands:
     return _end(options, state, found, hands)
 
 
-def _end(options: Options, state: State, found: Sequence[Rung], hands: Any) -> int:
+def _end(options: Options, state: State, found: Sequence[Rung], hands: Any, again: bool = False) -> int:
+    """again: nothing was run, so nothing is recorded once more."""
     conditions = getattr(hands, "conditions", None) or _conditions(state, found)
     # those of a single rung are told with it
     conditions = replace(conditions, overrides=dict(options.overrides))
     seconds = sum(outcome.seconds for outcome in state.outcomes.values())
     record = summary.to_record(options.ladder, state, found, conditions, datetime.now(UTC), seconds)
-    path = save(record, options.results)
-    drawn = _draw(options, record, path)
+    where: tuple[str, ...] = ()
+    if not again:
+        path = save(record, options.results)
+        where = (*_draw(options, record, path), f"record: {path}")
     if options.json:
         print(json_module.dumps(record.to_json(), indent=2, ensure_ascii=False))
-        print(f"record: {path}", file=sys.stderr)
+        print("\n".join(where), file=sys.stderr)
     else:
-        print("\n".join((*end_words(record, state, found), *drawn, f"record: {path}")))
+        print("\n".join((*end_words(record, state, found), *where)))
     unproven = any(
         finding.startswith(f"{rule}:")
         for outcome in state.outcomes.values()

@@ -6,6 +6,7 @@ What has effects is done by `Hands`, and every step is kept before it begins; th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Protocol
@@ -122,9 +123,14 @@ def _one(state: State, rung: Rung, hands: Hands, keep: Keep, tell: Tell) -> Stat
         else:
             run.outcome = replace(run.outcome, state=s.PASSED)
         step(DOWN)
-    finally:
-        # whatever came: no server of this rung stays
+    except BaseException:
+        # whatever came: no server of this rung stays, and the rung is begun again next time
         hands.down(rung)
+        words = f"ended in the step {run.outcome.step}"
+        with suppress(Sm86Error):
+            keep(state.with_outcome(replace(run.outcome, state=s.RUNNING, step="", text=words)))
+        raise
+    hands.down(rung)
     run.outcome = replace(run.outcome, step="", seconds=round(hands.now()[1] - clock, 1))
     state = state.with_outcome(run.outcome)
     keep(state)

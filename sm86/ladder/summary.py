@@ -149,8 +149,6 @@ def to_record(
 def _verdict(row: Row) -> Verdict:
     words = {s.PASSED: "pass", s.FAILED: "fail", s.INERT: "not applicable"}
     text = row.outcome.text if row.outcome is not None else "a rung before it did not pass"
-    if row.state == s.RUNNING:
-        text = f"interrupted in the step {row.outcome.step if row.outcome else ''}"
     return Verdict(row.rung.key, words.get(row.state, "not seen"), text)
 
 
