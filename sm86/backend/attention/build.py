@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from sm86.backend.refusal import Refused
@@ -91,12 +92,12 @@ def build(output: Path) -> Path:
     return output
 
 
-def build_once(output: Path) -> Path:
-    """`build` unless `output` is there; ranks that start together wait for the first of them."""
+def build_once(output: Path, make: Callable[[Path], Path] | None = None) -> Path:
+    """`make` (here `build`) unless `output` is there; ranks that start together wait for the first of them."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return output if output.exists() else build(output)
+        return output if output.exists() else (make or build)(output)
 
 
 def cuda_resources() -> list[tuple[str, str, int, int, int, int, str]]:
