@@ -42,7 +42,7 @@ def _glance(gathered: Gathered) -> Section:
             if entry is None or number is None or not is_good(entry.record):
                 continue
             note: Inline = (shape(gathered, entry), ", ", Ref(entry.number))
-            tiles.append(Tile(name, amount(number.value), number.unit, note, machine.mark))
+            tiles.append(Tile(name, amount(number.value, number.unit), number.unit, note, machine.mark))
     verified = [e for m in gathered.machines for n in m.envelopes() if (e := m.latest("verify", n))]
     blocks: list[Block] = []
     if verified:

@@ -75,8 +75,13 @@ class Stacks:
 Chart = Bars | Lines | Stacks
 
 
-def amount(value: float) -> str:
-    """A number with as many digits as it deserves: 120.1, 9.24, 0.0123."""
+RATE = "tok/s"
+
+
+def amount(value: float, unit: str = "") -> str:
+    """A number with as many digits as it deserves: 120.1, 9.24, 0.0123. Rates of decode have one, as published."""
+    if unit == RATE:
+        return f"{value:,.1f}"
     size = abs(value)
     if size >= 10_000:
         return f"{value:,.0f}"

@@ -134,7 +134,7 @@ def _machines(entries: Sequence[Entry]) -> list[Machine]:
     made = [(group, joined_to.get(index, [])) for index, group in enumerate(groups)]
     made += [(group, []) for group in alone.values()]
     machines = [_machine(group, joined) for group, joined in made]
-    machines.sort(key=lambda m: (m.mark == CPU, bool(m.mark), m.entries[0].number))
+    machines.sort(key=lambda m: (CPU in m.mark, bool(m.mark), m.entries[0].number))
     return [replace(machine, key=f"m{number}") for number, machine in enumerate(machines, 1)]
 
 

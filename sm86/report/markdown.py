@@ -30,7 +30,7 @@ RECORDS = "#records-and-conditions"
 """Anchor that the heading of the list of records gets."""
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~#&$!@:{}])")
-_LEADING = re.compile(r"^(\d+)([.)])|^([-+=])")
+_LEADING = re.compile(r"^(\d+)([.)])(?=\s|$)|^([-+=])")
 
 
 def markdown(document: Document, pictures: Mapping[str, str] | None = None) -> str:
@@ -44,15 +44,19 @@ def markdown(document: Document, pictures: Mapping[str, str] | None = None) -> s
 
 def words(text: str) -> str:
     """Plain text, escaped so that it shows as it is."""
-    line = _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    line = _SPECIAL.sub(r"\\\1", _one_line(text))
     # a colon makes a bare address a link; only there it has a meaning
     line = re.sub(r"\\:(?!//)", ":", line)
     return _LEADING.sub(lambda m: f"{m[1]}\\{m[2]}" if m[1] else f"\\{m[3]}", line)
 
 
+def _one_line(text: str) -> str:
+    return "".join(char if char.isprintable() else "\ufffd" for char in " ".join(text.split()))
+
+
 def code(text: str) -> str:
     """A code span that holds any text, backticks included."""
-    line = " ".join(text.split()) or " "
+    line = _one_line(text) or " "
     longest = max((len(run) for run in re.findall(r"`+", line)), default=0)
     fence = "`" * (longest + 1)
     pad = " " if line.startswith("`") or line.endswith("`") else ""

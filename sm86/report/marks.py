@@ -19,7 +19,7 @@ _SM86 = re.compile(r"RTX 30[5-9]0|RTX A\d{4}|\bA(?:2|10|10G|16|40)\b")
 def mark_of(conditions: Conditions) -> str:
     """The record's own mark; a CPU engine and a GPU that is no SM86 are marked whatever the record says."""
     if conditions.engine == "cpu":
-        return CPU
+        return conditions.mark if CPU in conditions.mark else CPU
     if conditions.mark:
         return conditions.mark
     if any(not is_sm86(gpu) for gpu in conditions.gpus):

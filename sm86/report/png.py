@@ -56,10 +56,10 @@ def _bars(axes: Any, chart: Bars) -> None:
             spread = [[max(bar.value - bar.low, 0)], [max(bar.high - bar.value, 0)]]
             axes.errorbar(bar.value, place, xerr=spread, color="#1b2028", capsize=3, linewidth=1.2)
             reach = max(reach, bar.high)
-        said = amount(bar.value)
+        said = amount(bar.value, chart.unit)
         if bar.published is not None:
             axes.plot(bar.published, place, marker="D", markersize=7, color="white", markeredgecolor="#1b2028")
-            reach, said = max(reach, bar.published), f"{said} (published {amount(bar.published)})"
+            reach, said = max(reach, bar.published), f"{said} (published {amount(bar.published, chart.unit)})"
         axes.annotate(said, (reach, place), xytext=(7, 0), textcoords="offset points", va="center", fontsize=9)
     axes.set_yticks(places, [_text(bar.label) for bar in chart.bars], fontsize=9)
     axes.invert_yaxis()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sm86.report.charts import amount
+from sm86.report.charts import RATE, amount
 from sm86.report.document import Block, Code, Inline, Listing, Prose, Quote, Ref, Section
 from sm86.report.gather import Entry, Gathered, Machine
 from sm86.report.sections.measured import aggregate, compared, is_good, part, passed, published, verified
@@ -77,15 +77,15 @@ def _of(gathered: Gathered, rig: Machine) -> list[Block]:
         paragraphs.append(
             (
                 f"The longest measured context on {rig.name} is {frontier.context:,} tokens, "
-                f"{_sequences(frontier)} at {amount(frontier.tok_s)} tok/s{_against(rig, frontier)} ",
+                f"{_sequences(frontier)} at {amount(frontier.tok_s, RATE)} tok/s{_against(rig, frontier)} ",
                 Ref(frontier.entry.number),
                 ".",
             )
         )
         paragraphs.append(
             (
-                f"The highest measured throughput is {amount(champion.tok_s)} tok/s with {_sequences(champion)} of "
-                f"{champion.context:,} tokens{_against(rig, champion)} ",
+                f"The highest measured throughput is {amount(champion.tok_s, RATE)} tok/s with "
+                f"{_sequences(champion)} of {champion.context:,} tokens{_against(rig, champion)} ",
                 Ref(champion.entry.number),
                 ".",
             )
@@ -216,7 +216,7 @@ def _against(rig: Machine, p: Proven) -> str:
     known = published(rig, p.entry)
     if known is None:
         return ""
-    return f" ({compared(rig, p.entry)} against the published {amount(known['aggregate_tok_s'])})"
+    return f" ({compared(rig, p.entry)} against the published {amount(known['aggregate_tok_s'], RATE)})"
 
 
 def _listed(words: Iterable[str]) -> str:

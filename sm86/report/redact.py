@@ -124,7 +124,13 @@ class Redactor:
         return self.text(value) if isinstance(value, str) else value
 
     def text(self, text: str) -> str:
-        """The text without what is private. What has been taken out already stays as it is."""
+        """The text without what is private. What has been taken out already stays as it is, and a second look at what
+        is left between finds what had been glued to it."""
+        while (changed := self._once(text)) != text:
+            text = changed
+        return text
+
+    def _once(self, text: str) -> str:
         parts: list[str] = []
         end = 0
         for found in _PLACEHOLDER.finditer(text):

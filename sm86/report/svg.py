@@ -12,7 +12,7 @@ from html import escape
 from sm86.report.charts import Bar, Bars, Chart, Lines, Stacks, amount, ticks
 
 WIDE, NARROW = 760, 340
-CHAR = 6.6
+CHAR = 7.1
 """Usual width of a character of the labels, CSS pixels."""
 
 COLOURS = 8
@@ -80,7 +80,7 @@ def _bars(chart: Bars, width: int) -> str:
     narrow = width < WIDE
     label = 0.0 if narrow else min(max((len(b.label) for b in chart.bars), default=0) * CHAR + 12, width * 0.36)
     most = max((max(b.value, b.high or 0, b.published or 0) for b in chart.bars), default=1) or 1
-    said = max((len(_said(b)) for b in chart.bars), default=0) * CHAR + 18
+    said = max((len(_said(b, chart.unit)) for b in chart.bars), default=0) * CHAR + 18
     room = width - label - said
     row, thick = (44.0, 16.0) if narrow else (30.0, 18.0)
     for index, bar in enumerate(chart.bars):
@@ -92,7 +92,7 @@ def _bars(chart: Bars, width: int) -> str:
             sheet.text(label - 10, y + thick / 2 + 4, _fit(bar.label, label - 10), "label", "end")
         end = room * bar.value / most
         reach = end
-        sheet.box(label, y, end, thick, "c1", f"{bar.label}: {amount(bar.value)} {chart.unit}", 2)
+        sheet.box(label, y, end, thick, "c1", f"{bar.label}: {amount(bar.value, chart.unit)} {chart.unit}", 2)
         if bar.low is not None and bar.high is not None:
             a, b, middle = label + room * bar.low / most, label + room * bar.high / most, y + thick / 2
             for x1, y1, x2, y2 in (
@@ -104,17 +104,21 @@ def _bars(chart: Bars, width: int) -> str:
             reach = max(reach, b - label)
         if bar.published is not None:
             x = room * bar.published / most
-            sheet.box(label + x - 2.5, y - 3, 5, thick + 6, "published", f"published: {amount(bar.published)}", 1)
+            sheet.box(
+                label + x - 2.5, y - 3, 5, thick + 6, "published", f"published: {amount(bar.published, chart.unit)}", 1
+            )
             reach = max(reach, x + 3)
-        sheet.text(label + reach + 7, y + thick / 2 + 4, _said(bar), "value")
+        sheet.text(label + reach + 7, y + thick / 2 + 4, _said(bar, chart.unit), "value")
     height = top + len(chart.bars) * row + 2
     if not narrow:
         sheet.line(label, top - 4, label, height - 4, "axis")
     return sheet.done(height, chart)
 
 
-def _said(bar: Bar) -> str:
-    return amount(bar.value) + (f" (published {amount(bar.published)})" if bar.published is not None else "")
+def _said(bar: Bar, unit: str) -> str:
+    return amount(bar.value, unit) + (
+        f" (published {amount(bar.published, unit)})" if bar.published is not None else ""
+    )
 
 
 def _fit(text: str, room: float) -> str:

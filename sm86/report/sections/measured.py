@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sm86.record import Number, Record
-from sm86.report.charts import Bar, Bars, Line, Lines, amount
+from sm86.report.charts import RATE, Bar, Bars, Line, Lines, amount
 from sm86.report.document import Block, Code, Column, Figure, Inline, Prose, Ref, Section, State, Strong, Table
 from sm86.report.gather import Entry, Gathered, Machine
 from sm86.report.sections.parts import clipped, marked, span_of, when
@@ -76,7 +76,8 @@ def envelopes(gathered: Gathered, machine: Machine) -> Section:
         if (figure := _bars(machine, newest)) is not None:
             blocks.append(figure)
         blocks += _reasons(machine, newest)
-    without = [n for n in machine.envelopes() if n not in {e.envelope for e in newest} and n != ""]
+    ran = dict.fromkeys(e.envelope for e in machine.entries if e.kind in ("boot", "verify", "demo"))
+    without = [name for name in ran if name not in {entry.envelope for entry in newest}]
     if without and newest:
         names: list[Any] = ["Not benchmarked in these records: "]
         for index, name in enumerate(without):
@@ -89,26 +90,26 @@ def envelopes(gathered: Gathered, machine: Machine) -> Section:
 
 
 def _table(gathered: Gathered, machine: Machine, newest: list[Entry], beside: bool) -> Table:
-    titles = [Column("envelope"), Column("shape"), Column("all sequences, tok/s", True), Column("repeats")]
-    titles += [Column("each sequence, tok/s")]
+    titles = [Column("envelope"), Column("sequences x tokens", True), Column("measured, tok/s", True)]
+    titles += [Column("repeats", True), Column("each sequence")]
     titles += [Column("published", True), Column("against it")] if beside else []
-    titles += [Column("a measurement"), Column("log"), Column("record")]
+    titles += [Column("coherent"), Column("log"), Column("record")]
     rows = []
     for entry in newest:
         record, number = entry.record, aggregate(entry.record)
         known = published(machine, entry)
-        value: Inline = (Strong(amount(number.value)), *marked(machine.mark)) if number else ("no number",)
+        value: Inline = (Strong(amount(number.value, RATE)), *marked(machine.mark)) if number else ("no number",)
         row: list[Inline] = [
             (Code(clipped(entry.envelope, 80)),),
-            (shape(gathered, entry),),
+            (shape(gathered, entry).removesuffix(" tokens"),),
             value,
-            (span_of(number.repeats) if number else "",),
-            (" / ".join(amount(one.value) for one in each(record)) or "",),
+            (span_of(number.repeats, RATE) if number else "",),
+            (" / ".join(amount(one.value, RATE) for one in each(record)) or "",),
         ]
         if beside:
-            row.append((amount(known["aggregate_tok_s"]),) if known else ("not comparable",))
+            row.append((amount(known["aggregate_tok_s"], RATE),) if known else ("not comparable",))
             row.append((compared(machine, entry),))
-        row.append(("coherent",) if is_good(record) else (State("fail"), " not a result"))
+        row.append((State("pass" if is_good(record) else "fail"),))
         row += [_log(machine, entry), (Ref(entry.number),)]
         rows.append(tuple(row))
     return Table(tuple(titles), tuple(rows))
@@ -176,25 +177,27 @@ def _bars(machine: Machine, newest: list[Entry]) -> Figure | None:
 
 
 def _reasons(machine: Machine, newest: list[Entry]) -> list[Block]:
-    blocks: list[Block] = []
-    for entry in newest:
-        reasons = part(entry.record, "comparison", "reasons") or ()
-        if not machine.mark and reasons and not compared(machine, entry):
-            words = clipped("; ".join(map(str, reasons)))
-            blocks.append(
-                Prose(("Not compared with a published number: ", Code(entry.envelope), f", as {words}.", " ",
-                       Ref(entry.number)), "note")
-            )  # fmt: skip
-        notes = part(entry.record, "comparison", "notes") or ()
-        if compared(machine, entry) and notes:
-            blocks.append(
-                Prose(
-                    (Code(entry.envelope), ": ", clipped("; ".join(map(str, notes))), ". ", Ref(entry.number)), "note"
-                )
-            )
+    """Why a number stands alone, and what the benchmark notes of a comparison; the same words once for all."""
     if machine.mark:
         text = f"These are {machine.mark} numbers. They are compared with nothing that was published."
-        blocks.append(Prose((text,), "note"))
+        return [Prose((text,), "note")]
+    said: dict[str, list[Entry]] = {}
+    for entry in newest:
+        reasons, notes = part(entry.record, "comparison", "reasons"), part(entry.record, "comparison", "notes")
+        if compared(machine, entry):
+            words = clipped("; ".join(map(str, notes or ())))
+        else:
+            words = clipped("; ".join(map(str, reasons or ())))
+            words = f"not compared with a published number, as {words}" if words else ""
+        if words:
+            said.setdefault(words, []).append(entry)
+    blocks: list[Block] = []
+    for words, entries in said.items():
+        spans: list[Any] = []
+        for entry in entries:
+            spans += [", "] if spans else []
+            spans += [Code(clipped(entry.envelope, 80)), " ", Ref(entry.number)]
+        blocks.append(Prose((*spans, f": {words}."), "note"))
     return blocks
 
 
@@ -203,7 +206,9 @@ def _earlier(machine: Machine, newest: list[Entry]) -> list[Block]:
     for last in newest:
         for entry in reversed(machine.of("bench", last.envelope)[:-1]):
             number = aggregate(entry.record)
-            value: Inline = (amount(number.value), " tok/s", *marked(machine.mark)) if number else ("no number",)
+            value: Inline = (
+                (amount(number.value, RATE), f" {RATE}", *marked(machine.mark)) if number else ("no number",)
+            )
             good = "coherent" if is_good(entry.record) else "not a result"
             rows.append(((Code(last.envelope),), (when(entry.record.started),), value, (good,), (Ref(entry.number),)))
     if not rows:

@@ -9,7 +9,10 @@ from sm86.record import Number
 from sm86.report.charts import Bar, Bars
 from sm86.report.document import Block, Code, Figure, Prose, Ref, Section
 from sm86.report.gather import Entry, Gathered, Machine
+from sm86.report.sections.comm import comm
+from sm86.report.sections.ladders import ladder
 from sm86.report.sections.parts import (
+    FAULTS,
     clipped,
     counts_of,
     details_blocks,
@@ -31,8 +34,7 @@ PARTS = (
 )
 SHOWN_APART = ("boot", "verify", "bench", "demo")
 
-FAULTS = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, OverflowError)
-"""What a builder meets in a record whose details have another form than it knows."""
+BUILDERS = {"trace": trace, "comm": comm, "ladder": ladder}
 
 
 def others(gathered: Gathered, machine: Machine) -> list[Section]:
@@ -66,7 +68,7 @@ def _part(machine: Machine, kind: str, title: str, lede: str, entries: Sequence[
         blocks.append(Prose(tuple(spans), "note"))
     sections = [Section(key, title, 2, tuple(blocks), machine.mark)]
     for number, entry in enumerate(newest.values(), 1):
-        sections.append(guarded(trace if kind == "trace" else _generic, machine, entry, f"{key}-{number}"))
+        sections.append(guarded(BUILDERS.get(kind, _generic), machine, entry, f"{key}-{number}"))
     return sections
 
 

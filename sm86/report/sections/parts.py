@@ -16,6 +16,11 @@ MAX_FACTS = 60
 MAX_TEXT = 400
 MAX_DEPTH = 4
 
+FAULTS = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, OverflowError)
+"""What a builder meets in a record whose details have another form than it knows."""
+
+UNITS = {"mib": "MiB", "gib": "GiB", "s": "s", "ms": "ms", "us": "us", "w": "W", "mhz": "MHz", "c": "°C"}
+
 
 def clipped(text: object, most: int = MAX_TEXT) -> str:
     """One line of at most `most` characters, without control characters."""
@@ -44,21 +49,29 @@ def numbers_table(entry: Entry, numbers: Sequence[Number], mark: str) -> Table:
         rows.append(
             (
                 (clipped(number.name),),
-                (Strong(amount(number.value)), f" {number.unit}", *marked(mark)),
-                (span_of(number.repeats),),
+                (Strong(amount(number.value, number.unit)), f" {clipped(number.unit, 20)}", *marked(mark)),
+                (span_of(number.repeats, number.unit),),
                 (clipped(note),),
                 (Ref(entry.number),),
             )
         )
     columns = (Column("number"), Column("value", True), Column("repeats"), Column("note"), Column("record"))
-    return Table(columns, tuple(rows), _left_out(len(numbers), "numbers"))
+    return without_empty(Table(columns, tuple(rows), _left_out(len(numbers), "numbers")))
 
 
-def span_of(repeats: Sequence[float]) -> str:
+def without_empty(table: Table) -> Table:
+    """The table without columns in which no row has anything."""
+    kept = [i for i in range(len(table.columns)) if any(row[i] not in ((), ("",)) for row in table.rows)]
+    return Table(
+        tuple(table.columns[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in table.rows), table.left_out
+    )
+
+
+def span_of(repeats: Sequence[float], unit: str = "") -> str:
     """The range of repeats in words; empty for fewer than two."""
     if len(repeats) < 2:
         return ""
-    return f"{amount(min(repeats))} to {amount(max(repeats))} in {len(repeats)}"
+    return f"{amount(min(repeats), unit)} to {amount(max(repeats), unit)} in {len(repeats)}"
 
 
 def verdict_table(verdicts: Sequence[Verdict], title: str = "check") -> Table:
@@ -133,8 +146,10 @@ def _deep(value: Any) -> bool:
 
 
 def readable(key: object) -> str:
-    """A JSON name as words."""
-    return clipped(str(key).replace("_", " "), 60)
+    """A JSON name as words, with its unit behind a comma: "memory, MiB"."""
+    *first, last = str(key).split("_")
+    words = " ".join((*first, last)) if not first or last not in UNITS else f"{' '.join(first)}, {UNITS[last]}"
+    return clipped(words, 60)
 
 
 def plain(value: Any) -> str:

@@ -20,6 +20,9 @@ _GPU_COLUMNS = (
     ("max_sm_clock_mhz", "most SM clock, MHz", True),
 )
 
+SERVED = ("boot", "verify", "bench", "demo")
+"""Kinds of records that are of a server with a checkpoint."""
+
 
 def rig(machine: Machine) -> Section:
     """The machine as its records describe it; the newest description that names the most wins."""
@@ -95,28 +98,27 @@ def overrides_of(conditions: Conditions) -> Inline:
 
 def model(gathered: Gathered, machine: Machine) -> Section:
     """Where the weights come from, as far as records and spec say; quantization is a property of the checkpoint."""
+    # a log knows the checkpoint by its folder, the spec by its repository: the hash says that it is one
+    seen: dict[tuple[str | None, Inline], list[Entry]] = {}
+    for entry in machine.entries:
+        if entry.kind in SERVED:
+            conditions = entry.record.conditions
+            wanted = _format(gathered.shipped.get(entry.envelope))
+            seen.setdefault((conditions.model_hash or conditions.model, wanted), []).append(entry)
     rows = []
-    for name in machine.envelopes():
-        envelope = gathered.shipped.get(name)
-        of = [entry for entry in machine.entries if entry.envelope == name]
-        seen: dict[tuple[str | None, str | None], list[Entry]] = {}
-        for entry in of:
-            # a log knows the checkpoint by its folder, the spec by its repository: the hash says that it is one
-            digest = entry.record.conditions.model_hash
-            key = next((k for k in seen if k[1] == digest and digest), (entry.record.conditions.model, digest))
-            seen.setdefault(key, []).append(entry)
-        for (model_name, digest), entries in seen.items():
-            rows.append(
-                (
-                    (Code(clipped(name, 80)),),
-                    (clipped(model_name or "not recorded", 120),),
-                    (Code(short(digest)) if digest else "not recorded",),
-                    _format(envelope),
-                    _checked(entries),
-                    _refs(entries),
-                )
-            )
-    titles = ("envelope", "checkpoint", "hash of its index", "format that the envelope wants", "manifest", "records")
+    for (_, wanted), entries in seen.items():
+        names = dict.fromkeys(clipped(e.record.conditions.model or "not recorded", 120) for e in entries)
+        digest = entries[0].record.conditions.model_hash
+        envelopes: list[Any] = []
+        for name in dict.fromkeys(entry.envelope for entry in entries):
+            envelopes += [" "] if envelopes else []
+            envelopes.append(Code(clipped(name, 80)))
+        known = (Code(short(digest)),) if digest else ("not recorded",)
+        rows.append((tuple(envelopes), (", ".join(names),), known, wanted, _checked(entries), _refs(entries)))
+    if not rows:
+        text = "No record of a server is here, so no checkpoint is named."
+        return Section(f"{machine.key}-model", "Model provenance", 2, (Prose((text,), "missing"),), machine.mark)
+    titles = ("envelopes", "checkpoint", "hash of its index", "format that they want", "manifest", "records")
     note = (
         "The checkpoint is an input: it came quantized, and nothing here quantizes. The launcher compares its "
         "config with the envelope before it starts."

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sm86.report.charts import Line, Lines, Stack, Stacks
-from sm86.report.document import Block, Figure, Fold, Inline, Listing, Prose, Ref, Section
+from sm86.report.document import Block, Figure, Fold, Inline, Listing, Prose, Ref, Section, Strong
 from sm86.report.gather import Entry, Gathered, Machine
 from sm86.report.sections.measured import is_good, part, passed, shape
-from sm86.report.sections.parts import clipped, counts_of, numbers_table, verdict_table, when
+from sm86.report.sections.parts import FAULTS, clipped, counts_of, numbers_table, verdict_table, when
+from sm86.report.sections.telemetry import telemetry
 
 MAX_EVIDENCE = 40
 
@@ -24,7 +25,7 @@ def runs(gathered: Gathered, machine: Machine) -> list[Section]:
         blocks: list[Block] = []
         for kind, show in (("boot", _boot), ("verify", _verify), ("bench", _bench), ("demo", _plain)):
             if (entry := kinds[kind]) is not None:
-                blocks += show(machine, entry)
+                blocks += _guarded(show, machine, entry)
         first = next(entry for entry in kinds.values() if entry)
         blocks.insert(0, Prose((_lede(gathered, first),)))
         title = f"{clipped(name, 80)}"
@@ -32,6 +33,15 @@ def runs(gathered: Gathered, machine: Machine) -> list[Section]:
     if found:
         found.insert(0, Section(f"{machine.key}-runs", "Runs", 2, (), machine.mark))
     return found
+
+
+def _guarded(show: Callable[[Machine, Entry], list[Block]], machine: Machine, entry: Entry) -> list[Block]:
+    """The blocks, or, where the record's details have another form, its numbers and verdicts with that said."""
+    try:
+        return show(machine, entry)
+    except FAULTS:
+        words = "Its details are not of the form that this version knows; its numbers and verdicts are. "
+        return [Prose((words, Ref(entry.number)), "bad"), *_plain(machine, entry)]
 
 
 def _lede(gathered: Gathered, entry: Entry) -> str:
@@ -45,7 +55,9 @@ def _lede(gathered: Gathered, entry: Entry) -> str:
 
 def _heading(title: str, entry: Entry, extra: str = "") -> Prose:
     middle = f" {extra}," if extra else ""
-    return Prose((f"{title}:{middle} {when(entry.record.started)}, {entry.record.seconds:.1f} s. ", Ref(entry.number)))
+    return Prose(
+        (Strong(title), f":{middle} {when(entry.record.started)}, {entry.record.seconds:.1f} s. ", Ref(entry.number))
+    )
 
 
 def _boot(machine: Machine, entry: Entry) -> list[Block]:
@@ -64,8 +76,8 @@ def _boot(machine: Machine, entry: Entry) -> list[Block]:
         lines = failure.get("lines")
         if isinstance(lines, Sequence) and lines:
             blocks.append(Listing("\n".join(_log_line(line) for line in lines[:MAX_EVIDENCE])))
-    if record.verdicts:
-        title: Inline = (f"Phases and verdicts: {counts_of(record.verdicts)}",)
+    if record.verdicts or record.numbers:
+        title: Inline = (f"Phases: {counts_of(record.verdicts) or 'no verdict in the record'}",)
         folded = (numbers_table(entry, record.numbers, machine.mark), verdict_table(record.verdicts, "phase"))
         blocks.append(Fold(title, folded))
     return blocks
@@ -81,6 +93,8 @@ def _verify(machine: Machine, entry: Entry) -> list[Block]:
     record = entry.record
     word = "every rule that applies passes" if passed(record) else "not every rule passes"
     blocks: list[Block] = [_heading("What the log proves", entry, word)]
+    if record.numbers:
+        blocks.append(numbers_table(entry, record.numbers, machine.mark))
     wrong = [v for v in record.verdicts if v.state not in ("pass", "not applicable")]
     if wrong:
         blocks.append(verdict_table(wrong, "rule"))
@@ -114,6 +128,9 @@ def _bench(machine: Machine, entry: Entry) -> list[Block]:
         blocks.append(numbers_table(entry, record.numbers, machine.mark))
     if (figure := _timeline(machine, entry)) is not None:
         blocks.append(figure)
+    seen = record.details.get("telemetry")
+    if isinstance(seen, Mapping):
+        blocks += telemetry(machine, entry, seen)
     if record.verdicts:
         title: Inline = (f"Checks of the measurement: {counts_of(record.verdicts)}",)
         shown = [v for v in record.verdicts if v.name != "comparison" or not machine.mark]
@@ -164,7 +181,7 @@ def _timeline(machine: Machine, entry: Entry) -> Figure | None:
 
 
 def _plain(machine: Machine, entry: Entry) -> list[Block]:
-    blocks: list[Block] = [_heading("Demo", entry)]
+    blocks: list[Block] = [_heading(entry.kind.capitalize(), entry)]
     if entry.record.numbers:
         blocks.append(numbers_table(entry, entry.record.numbers, machine.mark))
     if entry.record.verdicts:
