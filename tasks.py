@@ -193,12 +193,114 @@ def report(_, records="", out=None, redact=False, hide=None, title=None, png=Tru
     _end(lambda: cli.report(paths, out or cli.OUT, redact, tuple(hide or ()), title, png, json, dry_run))
 
 
+@task(
+    optional=["what_if"],
+    help={
+        "envelope": ENVELOPE,
+        "rig": "a profile of sm86/spec/rigs/, a .toml like them, or the .json of invoke doctor (default: 8x3090)",
+        "model": "a checkpoint's folder or config.json (default: DeepSeek-V4-Flash)",
+        "fit": "search the envelopes that fit the rig, and write the best as TOML",
+        "what-if": "what must shrink for this context (alone: 393216 and 524288)",
+        "check": "compare a boot's log (a file, or - for standard input) with the prediction for it",
+        "context": "tokens of one sequence",
+        "sequences": "sequences at once",
+        "batched-tokens": "max_num_batched_tokens",
+        "async-scheduling": "on or off",
+        "blocks": "KV blocks of the pool",
+        "pool-bytes": "bytes that vLLM measures for its pool, where no number of blocks is pinned",
+        "tensor-parallel": "GPUs that share one server",
+        "out": "file for the envelope of --fit (default: its name)",
+        "png": "draw the memory into this file, as stacked bars",
+        "dry-run": DRY_RUN,
+        "json": JSON,
+    },
+)
+def plan(
+    _,
+    envelope=None,
+    rig=None,
+    model=None,
+    fit=False,
+    what_if=None,
+    check=None,
+    context=None,
+    sequences=None,
+    batched_tokens=None,
+    async_scheduling=None,
+    blocks=None,
+    pool_bytes=None,
+    tensor_parallel=None,
+    out=None,
+    png=None,
+    dry_run=False,
+    json=False,
+):
+    """Plan the memory of a server on a rig; search what fits; check a boot against it."""
+    from sm86.cli import plan as cli
+
+    settings = (context, sequences, batched_tokens, async_scheduling, blocks, pool_bytes, tensor_parallel)
+    _end(lambda: cli.plan(envelope, rig, model, fit, what_if, check, *settings, out, png, dry_run, json))
+
+
+@task(help={"before": "a record, or a folder of records", "after": "likewise", "json": JSON})
+def compare(_, before, after, json=False):
+    """Say which numbers moved beyond noise between two runs, and what differs in their conditions."""
+    from sm86.cli import compare as cli
+
+    _end(lambda: cli.compare(before, after, json))
+
+
 @task(help={"fast": "without Docker and without booting an engine"})
 def test(_, fast=False):
     """Run every check of the repository: lint, types, rendered files, tests with a real boot."""
     from sm86.cli import checks as cli
 
     _end(lambda: cli.test(fast))
+
+
+@task(
+    iterable=["only"],
+    help={
+        "engine": "docker (default): the image's Python; local: one of this machine that has torch",
+        "envelope": "for whose decode size and calls to recommend (default: one to four sequences)",
+        "only": "name or pattern of the settings to measure beside NCCL's own choice; may be repeated",
+        "sizes": "KiB of one all-reduce, joined by commas (default: 2 to 128, and a prefill chunk)",
+        "ranks": "how many GPUs (default: all)",
+        "repeats": "fresh processes for each setting (default: 3)",
+        "calls": "all-reduces in a decode step (default: the envelope's newest trace, else 87)",
+        "recommend": "write the setting to use into this file as lines of .env; - prints them alone",
+        "png": "draw the matrix into this file",
+        "python": "with the engine local: the Python that has torch (default: this one)",
+        "emulate": "CPU processes with gloo: shows the command, and no number of a rig",
+        "dry-run": DRY_RUN,
+        "json": JSON,
+    },
+)
+def comm(
+    _,
+    engine="docker",
+    envelope=None,
+    only=None,
+    sizes=None,
+    ranks=None,
+    repeats=None,
+    calls=None,
+    recommend=None,
+    png=None,
+    python=None,
+    emulate=False,
+    dry_run=False,
+    json=False,
+):
+    """Measure every way of making the decode step's all-reduce, without a model."""
+    from sm86.cli import comm as cli
+
+    only = tuple(only or ())
+    _end(
+        lambda: cli.comm(
+            engine, envelope, only, sizes, ranks, repeats, calls, recommend, png, python, emulate, dry_run, json
+        )
+    )
 
 
 @task(
@@ -359,7 +461,9 @@ def ladder_comm(
     _end(lambda: ladder("comm", *more, resume=resume, restart=restart, **own))
 
 
-namespace = Collection(envelopes, render, build, up, down, status, logs, verify, bench, demo, report, test)
+namespace = Collection(
+    envelopes, render, build, up, down, status, logs, verify, bench, compare, demo, report, test, comm, plan
+)
 namespace.add_collection(Collection("trace", trace_read, trace_diff))
 namespace.add_collection(Collection("image", image_check, image_diff, image_save, image_load))
 namespace.add_collection(Collection("ladder", ladder_sequence, ladder_context, ladder_comm))
