@@ -120,6 +120,11 @@ def _show_table(report: Report) -> None:
 def _chunks(envelope: Envelope, log: str | None, engine: str) -> Iterator[bytes]:
     if log is None:
         return _of_server(envelope, engine)
+    return chunks_of(log)
+
+
+def chunks_of(log: str) -> Iterator[bytes]:
+    """A log by its path, or "-" for standard input; CouldNotRun where it cannot be read."""
     return _of_stdin() if log == "-" else _of_file(Path(log))
 
 

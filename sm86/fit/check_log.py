@@ -18,6 +18,8 @@ from sm86.spec import Envelope
 from sm86.verify import events as ev
 from sm86.verify.findings import FAIL, NOT_APPLICABLE, NOT_SEEN, PASS
 
+__all__ = ["FAIL", "NOT_APPLICABLE", "NOT_SEEN", "PASS", "LineCheck", "LogCheck", "check"]
+
 _HALF = GIB // 200
 """Half of the last digit that vLLM prints of a size in GiB."""
 

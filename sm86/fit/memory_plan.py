@@ -47,7 +47,8 @@ class GroupUse:
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """The plan of one rank. gpu: the tightest one used; used: bytes by all parts; left: what remains of its free
-    memory; lines: what vLLM will print of its cache; stack: whose code serves (`plan.memory`)."""
+    memory; lines: what vLLM will print of its cache; stack: whose code serves
+    (`plan.memory`)."""
 
     name: str
     server: Server
@@ -58,6 +59,7 @@ class MemoryPlan:
     needed_blocks: int
     lines: KvLines
     checks: tuple[Check, ...]
+    utilization: float
     stack: str = SM86
 
     @property
@@ -67,6 +69,16 @@ class MemoryPlan:
     @property
     def left(self) -> Bytes:
         return exactly(self.gpu.free) + -self.used
+
+    @property
+    def available(self) -> Bytes:
+        """What vLLM will print as available for its cache, with graphs left out of its sum (as every envelope has it):
+        the share it may use, less weights and their buffers, activations and what kernels and libraries take."""
+        parts = {part.name: part.size for part in self.parts}
+        kinds = dict(self.by_kind())
+        loaded = kinds[memory.WEIGHTS] + parts["RoPE tables"] + parts["model's buffers"] + parts["unsplit blocks"]
+        taken = loaded + kinds[memory.ACTIVATIONS] + parts["kernels, libraries"]
+        return exactly(-int(-self.gpu.total * self.utilization // 1)) + -taken
 
     @property
     def verdict(self) -> str:
@@ -162,6 +174,7 @@ def plan(
         needed_blocks=pool.resident_blocks(server.context, server.sequences, m),
         lines=lines,
         checks=(),
+        utilization=utilization,
         stack=stack,
     )
     return replace(found, checks=_checks(found, utilization))
@@ -222,7 +235,7 @@ def safe_utilization(found: MemoryPlan, most: float = 0.95) -> float:
 
 def _memory(found: MemoryPlan, left: Bytes) -> Check:
     state = {FITS: PASS, UNCERTAIN: UNCERTAIN, NO_FIT: FAIL}[verdict(left)]
-    text = f"{between(found.used)} MiB of {mib(found.gpu.free)} on {found.gpu.label}: {between(left)} MiB left"
+    text = f"{between(found.used)} MiB of {mib(found.gpu.free)} free on {found.gpu.label}: {between(left)} MiB left"
     if state == PASS:
         return Check("memory", PASS, text)
     mend = "see `invoke plan --what-if` for what can shrink, `invoke plan --fit` for what fits this rig"

@@ -64,7 +64,7 @@ class PlanRig:
 
 def of_profile(profile: RigProfile) -> PlanRig:
     """The rig of a profile."""
-    room = [GpuRoom(f"GPU {n}", profile.usable_mib * MIB, profile.used_mib * MIB) for n in range(profile.count)]
+    room = [GpuRoom("each GPU", profile.usable_mib * MIB, profile.used_mib * MIB) for _ in range(profile.count)]
     notes: tuple[str, ...] = ()
     if profile.usable_estimated:
         notes = (f"usable memory of a {profile.gpu} is an estimate: {profile.source}",)

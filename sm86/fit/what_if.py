@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sm86.fit.memory_plan import MemoryPlan, override_for, plan
+from sm86.fit.memory_plan import MAX_LOGITS, MemoryPlan, override_for, plan
 from sm86.fit.rig import PlanRig
 from sm86.fit.search import possible_ranks
 from sm86.plan import memory
@@ -123,9 +123,9 @@ def _levers(base: MemoryPlan, shape: Shape) -> list[Lever]:
     if memory.logits_bytes(server, SM86) > SMALL_LOGITS_MIB * MIB:
         lever(
             "indexer's logits",
-            f"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB={SMALL_LOGITS_MIB}",
+            f"at most {server.max_logits_mib} -> {SMALL_LOGITS_MIB} MiB",
             replace(server, max_logits_mib=SMALL_LOGITS_MIB),
-            "prefill scores its keys in more chunks",
+            f"{MAX_LOGITS}={SMALL_LOGITS_MIB}: more chunks in prefill",
         )
     more = next((n for n in reversed(possible_ranks(shape, base.rig.count)) if n > server.ranks), None)
     if more is not None:
@@ -218,7 +218,7 @@ def _gentle(server: Server) -> Iterator[tuple[str, Callable[[Server], Server]]]:
     if server.async_scheduling:
         yield "asynchronous scheduling off", lambda s: replace(s, async_scheduling=False)
     if memory.logits_bytes(server, SM86) > SMALL_LOGITS_MIB * MIB:
-        yield f"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB={SMALL_LOGITS_MIB}", partial(replace, max_logits_mib=SMALL_LOGITS_MIB)
+        yield f"{MAX_LOGITS}={SMALL_LOGITS_MIB}", partial(replace, max_logits_mib=SMALL_LOGITS_MIB)
     for tokens in (256, 128):
         if server.batched_tokens > tokens:
             yield f"{tokens} batched tokens", partial(replace, batched_tokens=tokens)
