@@ -311,14 +311,16 @@ def comm(
         "rank": "only this rank",
         "tpot": "unprofiled milliseconds per token, to say how much tracing slowed the step",
         "png": "draw one step into this file",
+        "record": "write a record for the report and the comm matrix; needs --envelope",
+        "envelope": ENVELOPE,
         "json": JSON,
     },
 )
-def trace_read(_, path, rank=None, tpot=None, png=None, json=False):
+def trace_read(_, path, rank=None, tpot=None, png=None, record=False, envelope=None, json=False):
     """Say where the GPU time of a decode step goes."""
     from sm86.cli import trace as cli
 
-    _end(lambda: cli.trace(path, json=json, png=png, rank=rank, tpot=tpot))
+    _end(lambda: cli.trace(path, json, png, rank, tpot, record, envelope))
 
 
 @task(name="diff", help={"before": "a trace, a folder, or saved --json output", "after": "likewise", "json": JSON})
@@ -461,9 +463,97 @@ def ladder_comm(
     _end(lambda: ladder("comm", *more, resume=resume, restart=restart, **own))
 
 
+@task(
+    help={
+        "envelope": f"{ENVELOPE}; default: sm86-262k",
+        "from": "judge these facts instead: another machine's doctor JSON, or `nvidia-smi topo -m` text; - reads stdin",
+        "probe": "also try peer copies, PCIe under load and host memory (nothing else may use the GPUs)",
+        "image": "do the probe's CUDA work in a container of this image",
+        "bundle": "write facts and findings into this file, without names, paths and serial numbers",
+        "dry-run": DRY_RUN,
+        "json": JSON,
+    }
+)
+def doctor(_, envelope=None, from_=None, probe=False, image=None, bundle=None, dry_run=False, json=False):
+    """Examine this machine: what it is, what is wrong with it, how to mend it, where the ranks belong."""
+    from sm86.cli import doctor as cli
+
+    _end(lambda: cli.doctor(envelope or cli.DEFAULT_ENVELOPE, from_, probe, image, bundle, json, dry_run))
+
+
+@task(
+    name="fetch",
+    help={
+        "to": "folder to fetch into (default: the envelope's below SM86_MODELS_DIR or models/)",
+        "envelope": "whose checkpoint (default: the published envelopes')",
+        "repository": "another repository of the hub, OWNER/NAME",
+        "revision": "commit, branch or tag (default: the lock's, else main, resolved once)",
+        "token-file": "file that holds the hub's token (default: HF_TOKEN, or where its login wrote it)",
+        "connections": "how many files come at once (default: 4)",
+        "update": "replace a lock of another revision",
+        "dry-run": DRY_RUN,
+        "json": JSON,
+    },
+)
+def model_fetch(
+    _,
+    to=None,
+    envelope=None,
+    repository=None,
+    revision=None,
+    token_file=None,
+    connections=None,
+    update=False,
+    dry_run=False,
+    json=False,
+):
+    """Fetch the checkpoint from the model hub, resumable, every hash checked, and lock it."""
+    from sm86.cli import model as cli
+
+    _end(lambda: cli.fetch(to, envelope, repository, revision, token_file, connections, update, dry_run, json))
+
+
+@task(
+    name="check",
+    auto_shortflags=False,
+    help={
+        "folder": "the checkpoint's folder, or a hub cache's",
+        "envelope": "whose checkpoint it must be (default: the published envelopes')",
+        "lock": "lock file to compare with (default: the one beside the folder)",
+        "hash": "read every byte and compare its SHA-256 with the lock's; takes minutes",
+        "json": JSON,
+    },
+)
+def model_check(_, folder, envelope=None, lock=None, hash=False, json=False):
+    """Judge a checkpoint from its headers, without loading it."""
+    from sm86.cli import model as cli
+
+    _end(lambda: cli.check(folder, envelope, lock, hash, json))
+
+
+@task(
+    name="lock",
+    help={
+        "folder": "the checkpoint's folder, or a hub cache's",
+        "lock": "file to write (default: beside the folder)",
+        "repository": "where it came from, OWNER/NAME, if the folder does not tell",
+        "revision": "the commit that it is, if the folder does not tell",
+        "update": "replace a lock that differs",
+        "dry-run": DRY_RUN,
+        "json": JSON,
+    },
+)
+def model_lock(_, folder, lock=None, repository=None, revision=None, update=False, dry_run=False, json=False):
+    """Hash every byte of a checkpoint and write its lock file."""
+    from sm86.cli import model as cli
+
+    _end(lambda: cli.lock(folder, lock, repository, revision, update, dry_run, json))
+
+
 namespace = Collection(
-    envelopes, render, build, up, down, status, logs, verify, bench, compare, demo, report, test, comm, plan
+    doctor, envelopes, render, build, up, down, status, logs, verify, bench, compare, demo, report, test, comm, plan
 )
 namespace.add_collection(Collection("trace", trace_read, trace_diff))
 namespace.add_collection(Collection("image", image_check, image_diff, image_save, image_load))
 namespace.add_collection(Collection("ladder", ladder_sequence, ladder_context, ladder_comm))
+namespace.add_collection(Collection("model", model_fetch, model_check, model_lock))

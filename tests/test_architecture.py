@@ -23,6 +23,7 @@ BELOW: dict[str, set[str]] = {
     "image": {"spec"},
     "verify": {"spec", "record"},
     "trace": set(),
+    "comm": set(),
     "boot": {"spec", "verify"},
     "fit": {"spec", "plan", "doctor", "verify"},
     "report": {"spec", "record", "plan", "fit"},
@@ -34,7 +35,7 @@ BELOW: dict[str, set[str]] = {
     "render": {"spec", "plan", "image", "launch", "ladder"},
     "embedded": {"spec", "image", "host"},
     "cli": {"spec", "record", "image", "verify", "trace", "boot", "report", "measure", "host", "launch", "render"}
-    | {"plan", "fit", "embedded", "weights", "doctor", "ladder", "compare"},
+    | {"plan", "fit", "embedded", "weights", "doctor", "ladder", "compare", "comm"},
     "backend": {"weights"},
 }
 

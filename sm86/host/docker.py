@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -128,9 +128,10 @@ class DockerGateway:
         inspected = self._ask(lambda: self._client.api.inspect_container(name))
         return None if inspected is None else container_facts(inspected)
 
-    def containers(self, label: str) -> tuple[ContainerFacts, ...]:
-        """All containers, running or not, that carry `label` ("key" or "key=value"), by name."""
-        listed = self._ask(lambda: self._client.api.containers(all=True, filters={"label": label})) or []
+    def containers(self, label: str | None = None) -> tuple[ContainerFacts, ...]:
+        """All containers, running or not, by name; with `label` ("key" or "key=value") those that carry it."""
+        chosen = {"label": label} if label else None
+        listed = self._ask(lambda: self._client.api.containers(all=True, filters=chosen)) or []
         found = [self.container(item["Id"]) for item in listed]
         return tuple(sorted((facts for facts in found if facts), key=lambda facts: facts.name))
 
@@ -221,6 +222,41 @@ class DockerGateway:
             return code, out, err
         finally:
             self._ask(lambda: api.remove_container(created["Id"], v=True, force=True))
+
+    @contextmanager
+    def throwaway(
+        self, image: str, argv: Sequence[str], gpus: bool, labels: Mapping[str, str] | None = None
+    ) -> Iterator[str]:
+        """The id of a container of `image` that runs `argv`, without a network; removed at the end in every case.
+
+        gpus: with all GPUs, the host's shared memory and the limits that a server's service has.
+        """
+        import docker.types
+
+        api = self._client.api
+        requests = [docker.types.DeviceRequest(driver="nvidia", count=-1, capabilities=[["gpu"]])] if gpus else None
+        host = api.create_host_config(
+            network_mode="none",
+            init=True,
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges:true"],
+            device_requests=requests,
+            ipc_mode="host" if gpus else None,
+            shm_size=None if gpus else "1g",
+            ulimits=[docker.types.Ulimit(name="memlock", soft=-1, hard=-1)] if gpus else None,
+        )
+        made = self._ask(
+            lambda: api.create_container(
+                image, command=list(argv[1:]), entrypoint=[argv[0]], labels=dict(labels or {}), host_config=host
+            )
+        )
+        if made is None:
+            raise CouldNotRun(f"there is no image {image}", "build it: invoke build, or set SM86_IMAGE")
+        try:
+            self._ask(lambda: api.start(made["Id"]))
+            yield str(made["Id"])
+        finally:
+            self._ask(lambda: api.remove_container(made["Id"], v=True, force=True))
 
     def _wait(self, container_id: str, within_s: float) -> int:
         deadline = time.monotonic() + within_s

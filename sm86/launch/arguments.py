@@ -28,7 +28,13 @@ _ALIASES = {
 }
 
 SWITCHES = ("--async-scheduling", "--enforce-eager", "--disable-hybrid-kv-cache-manager", "--cudagraph-metrics")
-JSON_FLAGS = ("--compilation-config", "--attention-config", "--kernel-config", "--speculative-config")
+JSON_FLAGS = (
+    "--compilation-config",
+    "--attention-config",
+    "--kernel-config",
+    "--speculative-config",
+    "--profiler-config",
+)
 VALUE_FLAGS = (
     "--model",
     "--served-model-name",

@@ -109,9 +109,10 @@ def _understand(options: Options, process_environment: Mapping[str, str]) -> Lau
         values = {**dict(packaged.environment), **values}
     given = overrides.collect(values, options.settings)
     rig, rig_refusal = (None, None) if kind == "cpu" or options.dry_run else _ask()
-    setting = translate.Setting(kind, _capability(rig), engine.loads_plugin(installed, values))
-    final_argv, final_values, states, changes = translate.apply(argv, values, given, setting)
     where = places(values, kind)
+    plugin = engine.loads_plugin(installed, values)
+    setting = translate.Setting(kind, _capability(rig), plugin, str(where.traces))
+    final_argv, final_values, states, changes = translate.apply(argv, values, given, setting)
     start = Start(
         envelope=packaged.name if packaged else options.envelope,
         envelope_digest=options.envelope_digest or (packaged.digest() if packaged else None),

@@ -20,6 +20,9 @@ MAX_BATCHED_TOKENS = 131_072
 MAX_BLOCKS = 1_000_000
 MAX_DRAFT_TOKENS = 64
 MAX_DEBUG_LINES = 1_000_000
+MAX_CHANNELS = 64
+MAX_PROFILED_STEPS = 1_000
+"""A step of DeepSeek-V4 is about 1,400 GPU events and 1 MB of trace on each rank."""
 
 _WHOLE = re.compile(r"[0-9]{1,9}")
 _GPU = re.compile(r"GPU-[0-9a-fA-F-]{4,36}")
@@ -131,6 +134,22 @@ OVERRIDES: tuple[Override, ...] = (
         "LL",
         _protocols,
     ),
+    Override("NCCL_MAX_NCHANNELS", "most channels NCCL may use", f"1 to {MAX_CHANNELS}", "2", _whole(1, MAX_CHANNELS)),
+    Override(
+        "NCCL_NTHREADS",
+        "threads of each of NCCL's blocks",
+        "64, 128, 256 or 512",
+        "128",
+        _one_of("64", "128", "256", "512"),
+    ),
+    Override("NCCL_P2P_DISABLE", "keep NCCL from using peer access", "0 or 1", "1", _flag),
+    Override(
+        "NCCL_P2P_LEVEL",
+        "how far apart two GPUs may be for NCCL to use peer access",
+        "LOC, NVL, PIX, PXB, PHB or SYS",
+        "SYS",
+        _one_of("LOC", "NVL", "PIX", "PXB", "PHB", "SYS"),
+    ),
     Override(
         "SPECULATIVE_CONFIG",
         "drafting, for a probe",
@@ -154,6 +173,13 @@ OVERRIDES: tuple[Override, ...] = (
         f"0 to {MAX_DEBUG_LINES}",
         "4",
         _whole(0, MAX_DEBUG_LINES),
+    ),
+    Override(
+        "SM86_PROFILE_STEPS",
+        "be ready for invoke trace.capture, which then records so many steps",
+        f"1 to {MAX_PROFILED_STEPS}",
+        "50",
+        _whole(1, MAX_PROFILED_STEPS),
     ),
     Override("SM86_GPUS", "the GPUs to serve on", "all, or GPU UUIDs joined by commas (nvidia-smi -L)", "all", _gpus),
     Override(
@@ -204,7 +230,7 @@ _HOST_NAMES = (
 """Read by the Compose files and the commands on the host, or set by the launcher itself; a server started as a
 process inherits the former."""
 
-_BACKEND_NAMES = ("SM86_INDEXER_QUERY", "SM86_NATIVE_LIBRARY", "SM86_TEST_WITHOUT_HOOKS")
+_BACKEND_NAMES = ("SM86_HOST_ALLREDUCE", "SM86_INDEXER_QUERY", "SM86_NATIVE_LIBRARY", "SM86_TEST_WITHOUT_HOOKS")
 """Read by the vLLM plugin in the engine's processes (docs/backend.md)."""
 
 KNOWN_SM86_NAMES: frozenset[str] = frozenset((*BY_NAME, *SETTINGS, *_HOST_NAMES, *_BACKEND_NAMES))

@@ -25,20 +25,27 @@ FLASHINFER_TABLE: Mapping[tuple[int, int], tuple[int, ...]] = {
 }
 """Compute capability -> ranks for which vLLM has a size table of FlashInfer's all-reduce (allreduce_rms_fusion.py)."""
 
+PROFILE_DELAY = 5
+"""Steps after /start_profile that are not recorded."""
+
 NO_CPU_COLLECTIVE = "the CPU engine is one process and has no all-reduce"
 NO_CPU_GRAPHS = "the CPU engine captures no CUDA graphs"
 ONE_RANK = "with one GPU there is no all-reduce"
+# NCCL 2.28.9 has all-reduce kernels of its own name for LL alone; they run LL128 and Simple as well
+WHAT_RAN = "invoke comm says what runs (a kernel's name in a trace tells Ring from Tree, and never the protocol)"
 NO_PLUGIN = "the sm86 plugin, which prints these lines, is not installed in this engine"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What a run's overrides meet. engine: "cuda" or "cpu". capability: of the GPUs, None where not known (then 8.6 is
-    taken). plugin: whether the sm86 plugin will be loaded. graphs come from the arguments."""
+    taken). plugin: whether the sm86 plugin will be loaded; trace_dir: where the profiler would write. Graphs come from
+    the arguments."""
 
     engine: str
     capability: tuple[int, int] | None = None
     plugin: bool = False
+    trace_dir: str = "/tmp/sm86-traces"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +155,7 @@ def _nccl_algo(run: Run, override: Given) -> State:
     text = nccl_lists.text_of(choices)
     run.environment["NCCL_ALGO"] = text
     scoped = "" if text == override.text else f", set as {text}: NCCL 2.28 has Ring alone for the other collectives"
-    return _effective(override, f"every worker's NCCL reads it{scoped}; a trace's kernel names say what ran")
+    return _effective(override, f"every worker's NCCL reads it{scoped}; {WHAT_RAN}")
 
 
 def _nccl_proto(run: Run, override: Given) -> State:
@@ -158,11 +165,35 @@ def _nccl_proto(run: Run, override: Given) -> State:
     for collective in nccl_lists.COLLECTIVES:
         if not nccl_lists.allowed_for(collective, override.value, nccl_lists.PROTOCOLS):
             raise CouldNotRun(f"NCCL_PROTO={override.text} leaves {collective} no protocol", "allow at least one")
-    why = "every worker's NCCL reads it; a trace's kernel names say what ran"
+    why = f"every worker's NCCL reads it; {WHAT_RAN}"
     named = {name for choice in override.value if not choice.excludes for name in choice.names}
     if "LL128" in named:
         why += "; NCCL never chooses LL128 on this architecture by itself, where it is not validated: check the output"
     return _effective(override, why)
+
+
+def _nccl_plain(run: Run, override: Given) -> State:
+    nowhere = _no_collective(run, override)
+    if nowhere:
+        return nowhere
+    return _effective(override, "every worker's NCCL reads it; it holds for every collective, prefill's too")
+
+
+def _profile(run: Run, override: Given) -> State:
+    config = {
+        "profiler": "torch",
+        "torch_profiler_dir": run.setting.trace_dir,
+        # Python stacks and the table of sums would be most of the trace, and minutes of its export
+        "torch_profiler_with_stack": False,
+        "torch_profiler_dump_cuda_time_total": False,
+        "ignore_frontend": True,
+        # it starts while decoding: the first steps show what starting it costs, not what a step costs
+        "delay_iterations": PROFILE_DELAY,
+        "max_iterations": override.value,
+    }
+    flag = "--profiler-config"
+    run.change(arguments.with_json(run.argv, flag, config), flag, override.name)
+    return _effective(override, f"passed as {flag}; costs nothing until invoke trace.capture starts it")
 
 
 def _speculative(run: Run, override: Given) -> State:
@@ -292,12 +323,17 @@ def _blocks(run: Run, override: Given) -> State:
 _RULES: Mapping[str, Callable[[Run, Given], State]] = {
     "NCCL_ALGO": _nccl_algo,
     "NCCL_PROTO": _nccl_proto,
+    "NCCL_MAX_NCHANNELS": _nccl_plain,
+    "NCCL_NTHREADS": _nccl_plain,
+    "NCCL_P2P_DISABLE": _nccl_plain,
+    "NCCL_P2P_LEVEL": _nccl_plain,
     "SPECULATIVE_CONFIG": _speculative,
     "FUSE_ALLREDUCE_RMS": _fuse,
     "VLLM_ALLREDUCE_USE_FLASHINFER": _flashinfer,
     "VLLM_FLASHINFER_ALLREDUCE_BACKEND": _flashinfer_backend,
     "CUDAGRAPH_DISPATCH_DEBUG": _dispatch_debug,
     "SPEC_CUDAGRAPH_DEBUG": _spec_debug,
+    "SM86_PROFILE_STEPS": _profile,
     "SM86_GPUS": _gpus,
     "SM86_MAX_NUM_BATCHED_TOKENS": _batched_tokens,
     "SM86_ASYNC_SCHEDULING": _async,

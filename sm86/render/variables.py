@@ -59,12 +59,17 @@ _UNSET = {
     "SM86_NUM_GPU_BLOCKS": "the envelope's own count",
     "NCCL_ALGO": "NCCL chooses",
     "NCCL_PROTO": "NCCL chooses",
+    "NCCL_MAX_NCHANNELS": "NCCL chooses",
+    "NCCL_NTHREADS": "NCCL chooses",
+    "NCCL_P2P_DISABLE": "NCCL uses it where it is",
+    "NCCL_P2P_LEVEL": "NCCL chooses",
     "SPECULATIVE_CONFIG": "none",
     "FUSE_ALLREDUCE_RMS": "the envelope's own",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "vLLM's own default",
     "VLLM_FLASHINFER_ALLREDUCE_BACKEND": "vLLM's own default",
     "CUDAGRAPH_DISPATCH_DEBUG": "off",
     "SPEC_CUDAGRAPH_DEBUG": "off",
+    "SM86_PROFILE_STEPS": "no profiler",
 }
 
 

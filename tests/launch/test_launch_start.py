@@ -255,7 +255,7 @@ def test_overrides_reach_the_engine_and_the_manifest(rig: Machine) -> None:
         "sm86-80k-4seq",
         *("--set", "NCCL_ALGO=Tree", "--set", "SM86_MAX_NUM_BATCHED_TOKENS=256"),
         NCCL_PROTO="Simple",
-        NCCL_P2P_LEVEL="SYS",
+        NCCL_IB_DISABLE="1",
         CUDAGRAPH_DISPATCH_DEBUG="1",
         NCCL_DEBUG="",
     )
@@ -263,7 +263,7 @@ def test_overrides_reach_the_engine_and_the_manifest(rig: Machine) -> None:
     said, dump = manifest(done.stdout), rig.dump
     assert said["override.NCCL_ALGO"]["value"] == "Tree"
     assert dump["environ"]["NCCL_ALGO"] == "AllReduce:Tree"
-    assert dump["environ"]["NCCL_P2P_LEVEL"] == said["environment"]["NCCL_P2P_LEVEL"] == "SYS"
+    assert dump["environ"]["NCCL_IB_DISABLE"] == said["environment"]["NCCL_IB_DISABLE"] == "1"
     assert "NCCL_DEBUG" not in dump["environ"]
     assert said["environment_removed"] == ["NCCL_DEBUG"]
     assert said["override.CUDAGRAPH_DISPATCH_DEBUG"]["state"] == "inert"

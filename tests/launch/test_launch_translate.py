@@ -33,6 +33,11 @@ def state(argv, setting, *settings):  # type: ignore[no-untyped-def]
     [
         (["NCCL_ALGO=Ring"], EFFECTIVE, INERT),
         (["NCCL_PROTO=LL128"], EFFECTIVE, INERT),
+        (["NCCL_MAX_NCHANNELS=2"], EFFECTIVE, INERT),
+        (["NCCL_NTHREADS=128"], EFFECTIVE, INERT),
+        (["NCCL_P2P_DISABLE=1"], EFFECTIVE, INERT),
+        (["NCCL_P2P_LEVEL=SYS"], EFFECTIVE, INERT),
+        (["SM86_PROFILE_STEPS=50"], EFFECTIVE, EFFECTIVE),
         (["SPECULATIVE_CONFIG=none"], EFFECTIVE, EFFECTIVE),
         ([f"SPECULATIVE_CONFIG={MTP}"], EFFECTIVE, EFFECTIVE),
         (["FUSE_ALLREDUCE_RMS=1"], INERT, INERT),
@@ -63,6 +68,17 @@ def test_the_debug_lines_need_the_plugin(settings: list[str]) -> None:
     without = state(RIG, Setting("cuda", (8, 6), plugin=False), *settings)
     assert without.state == INERT
     assert translate.NO_PLUGIN in without.why
+
+
+def test_the_profiler_is_made_ready_without_what_makes_traces_large() -> None:
+    setting = Setting("cuda", (8, 6), plugin=True, trace_dir="/somewhere")
+    argv, environment, _, changes = apply(RIG, setting, "SM86_PROFILE_STEPS=50")
+    config = arguments.json_of(argv, "--profiler-config")
+    assert (config["profiler"], config["torch_profiler_dir"], config["max_iterations"]) == ("torch", "/somewhere", 50)
+    assert config["torch_profiler_with_stack"] is config["torch_profiler_dump_cuda_time_total"] is False
+    assert config["delay_iterations"] > 0 and config["ignore_frontend"] is True
+    assert [change.argument for change in changes] == ["--profiler-config"]
+    assert environment["SM86_PROFILE_STEPS"] == "50"
 
 
 def test_dispatch_debug_adds_vllms_own_table_once() -> None:

@@ -159,6 +159,13 @@ def test_drafts_as_a_probe_are_named_but_are_not_the_expected_shape():
     assert shape.state == "fail" and "override SPECULATIVE_CONFIG" in shape.text
 
 
+def test_a_profiler_made_ready_is_named_and_nothing_else_is():
+    argv = [*claims(load_envelope(GOOD))["argv"], "--profiler-config", '{"profiler":"torch","max_iterations":50}']
+    override = {"value": "50", "state": "effective", "why": "passed"}
+    assert of(good(override__SM86_PROFILE_STEPS=override, argv=argv), "argv") == "pass"
+    assert of(good(argv=argv), "argv") == "fail", "a profiler that no override names"
+
+
 def test_an_override_that_says_none_changes_nothing():
     override = {"value": "none", "state": "effective", "why": "no drafting"}
     assert verified(good(override__SPECULATIVE_CONFIG=override)).passed

@@ -81,6 +81,7 @@ def manifest(case: Case) -> Finding:
 
 _OVERRIDDEN = {
     # drafts multiply the capture sizes as well; `capture-shape` judges both
+    "SM86_PROFILE_STEPS": ("--profiler-config",),
     "SPECULATIVE_CONFIG": ("--speculative-config", "--compilation-config"),
     "CUDAGRAPH_DISPATCH_DEBUG": ("--cudagraph-metrics",),
 }

@@ -1,0 +1,62 @@
+"""Running the driver: its lines as they come, a limit, an end in every case."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from sm86.errors import CheckFailed
+from sm86.host import comm_run
+from sm86.host.comm_run import local_lines
+
+
+def interpreter(tmp_path: Path, body: str) -> Path:
+    """A program that is started like Python and does something else."""
+    made = tmp_path / "python"
+    made.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\n{body}\n")
+    made.chmod(made.stat().st_mode | stat.S_IXUSR)
+    return made
+
+
+def gone(tmp_path: Path) -> bool:
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_lines_come_whole_and_the_last_without_its_end(tmp_path: Path) -> None:
+    python = interpreter(tmp_path, "printf 'one\\ntw'; sleep 0.2; printf 'o\\nthree'")
+    assert list(local_lines(python, "{}", {}, 60)) == ["one", "two", "three"]
+
+
+def test_a_driver_that_fails_is_told_by_its_last_words(tmp_path: Path) -> None:
+    python = interpreter(tmp_path, "echo one; echo 'no torch here' >&2; exit 3")
+    with pytest.raises(CheckFailed, match="exit code 3") as caught:
+        list(local_lines(python, "{}", {}, 60))
+    assert caught.value.evidence == ("no torch here",)
+
+
+def test_a_driver_that_hangs_is_ended(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(comm_run, "TICK_S", 0.05)
+    python = interpreter(tmp_path, "exec sleep 600")
+    with pytest.raises(CheckFailed, match="did not end within"):
+        list(local_lines(python, "{}", {}, 0.3))
+    assert gone(tmp_path)
+
+
+def test_an_interrupted_command_ends_the_driver(tmp_path: Path) -> None:
+    python = interpreter(tmp_path, "echo one; exec sleep 600")
+    lines = local_lines(python, "{}", {}, 60)
+    assert next(lines) == "one"
+    lines.close()
+    assert gone(tmp_path)
