@@ -160,9 +160,9 @@ def _across_sockets(
         return _Split(FOR_SOCKET, halves, reason, (_published(ranks), *_inside(rig, halves, apart)))
     sizes = " + ".join(str(len(here)) for group in groups(rig, SOCKET) if (here := set(group) & set(chosen)))
     reason = (
-        f"TP{ranks}: the GPUs stand {sizes} to the sockets, so two groups of {ranks // 2} that stay within sockets cannot "
-        "be made. Smaller groups could, but each halving doubles what a GPU reads for a layer, and one sequence passes "
-        "the stages one after another. Nothing is gained by the order; moving cards to other slots would gain."
+        f"TP{ranks}: the GPUs stand {sizes} to the sockets, so two groups of {ranks // 2} that stay within sockets "
+        "cannot be made. Smaller groups could, but each halving doubles what a GPU reads for a layer, and one sequence "
+        "passes the stages one after another. Nothing is gained by the order; moving cards to other slots would gain."
     )
     return _Split(NOTHING, (chosen,), reason)
 

@@ -13,7 +13,8 @@ class EngineFacts:
 
     api: (major, minor) of its API; runtimes: names as in daemon.json; cdi_dirs: folders of device
     descriptions, empty where the engine is too old to say; rootless, snap: how it was installed;
-    root_dir: the folder on its machine that holds images and volumes.
+    root_dir: the folder on its machine that holds images and volumes; cgroup_driver: "systemd" or "cgroupfs";
+    cgroup_version: "1" or "2"; default_runtime: the one for containers that name none.
     """
 
     endpoint: str
@@ -26,6 +27,9 @@ class EngineFacts:
     rootless: bool = False
     snap: bool = False
     root_dir: str = ""
+    cgroup_driver: str = ""
+    cgroup_version: str = ""
+    default_runtime: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,8 @@ class ContainerFacts:
     status: created, running, paused, restarting, removing, exited or dead; exit_code is of the last end
     and means nothing while running; health: starting, healthy, unhealthy, or "" without a health check;
     error: the engine's own words when it could not start the container; times are RFC 3339, UTC;
-    stop_grace_s: seconds between SIGTERM and SIGKILL, None where the container does not say.
+    stop_grace_s: seconds between SIGTERM and SIGKILL, None where the container does not say; wants_gpu: it was made
+    with GPUs.
     """
 
     id: str
@@ -58,6 +63,7 @@ class ContainerFacts:
     labels: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     ports: tuple[tuple[str, str, int], ...] = ()
+    wants_gpu: bool = False
 
     @property
     def is_up(self) -> bool:
@@ -105,6 +111,9 @@ def engine_facts(endpoint: str, version: Mapping[str, Any], info: Mapping[str, A
         rootless="rootless" in options,
         snap="/snap/" in str(info.get("DockerRootDir", "")),
         root_dir=str(info.get("DockerRootDir") or ""),
+        cgroup_driver=str(info.get("CgroupDriver") or ""),
+        cgroup_version=str(info.get("CgroupVersion") or ""),
+        default_runtime=str(info.get("DefaultRuntime") or ""),
     )
 
 
@@ -138,6 +147,7 @@ def container_facts(inspected: Mapping[str, Any]) -> ContainerFacts:
         # an entry without a sign is a name that was passed on and not set: the process does not have it
         environment=dict(item.partition("=")[::2] for item in config.get("Env") or () if "=" in item),
         ports=tuple(_ports((inspected.get("NetworkSettings") or {}).get("Ports") or {})),
+        wants_gpu=_wants_gpu(inspected.get("HostConfig") or {}),
     )
 
 
@@ -166,6 +176,14 @@ def deaths_of(events: list[Mapping[str, Any]]) -> tuple[Death, ...]:
             deaths.append(Death(seconds, _whole(attributes.get("exitCode")), oom))
             oom = False
     return tuple(deaths)
+
+
+def _wants_gpu(config: Mapping[str, Any]) -> bool:
+    """Asked for devices (--gpus, Compose's reservations, CDI) or through the nvidia runtime."""
+    asked = config.get("DeviceRequests") or ()
+    devices = [str(device) for request in asked for device in request.get("DeviceIDs") or ()]
+    gpu = any("gpu" in word for request in asked for group in request.get("Capabilities") or () for word in group or ())
+    return gpu or any("nvidia" in name for name in (*devices, str(config.get("Runtime") or "")))
 
 
 def _ports(published: Mapping[str, Any]) -> list[tuple[str, str, int]]:

@@ -28,8 +28,8 @@ def count(rig: Rig, want: Want) -> Finding:
             rule,
             "this machine has no NVIDIA GPU",
             why,
-            "nothing to mend if that is meant: `invoke demo` runs the whole product on a CPU, `invoke doctor --from FILE` "
-            "judges the facts of another machine",
+            "nothing to mend if that is meant: `invoke demo` runs the whole product on a CPU, and "
+            "`invoke doctor --from FILE` judges the facts of another machine",
         )
     lost = [gpu for gpu in rig.gpus if gpu.problem]
     there = len(rig.gpus) - len(lost)

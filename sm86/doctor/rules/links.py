@@ -70,8 +70,8 @@ def links_under_load(rig: Rig, want: Want) -> Finding | None:
     if slow:
         gpu, generation, width = slow[0]
         told = (
-            f"{gpus_of(item[0].index for item in slow)}: generation {generation} x{width} under load, card and slot can "
-            f"do generation {gpu.pcie.max_generation} x{gpu.pcie.max_width}"
+            f"{gpus_of(item[0].index for item in slow)}: generation {generation} x{width} under load, card and slot "
+            f"can do generation {gpu.pcie.max_generation} x{gpu.pcie.max_width}"
         )
         return fail(rule, told, why, mend)
     if len(judged) < len(rig.gpus):

@@ -1,0 +1,99 @@
+"""A doctor's report as a person reads it: what is wrong first, in words, then what is right, in one line each."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+from sm86.cli.doctor import summary
+from sm86.doctor.facts import Rig
+from sm86.doctor.finding import FAIL, OK, STATES, UNKNOWN, WARN, Finding, Report
+from sm86.doctor.placement import Placement
+from sm86.doctor.words import gpus_of
+
+_STYLE = {OK: "green", WARN: "yellow", FAIL: "bold red", UNKNOWN: "magenta"}
+WIDTH = 18
+
+
+def show(rig: Rig, report: Report, where: str) -> None:
+    """Print it: with colours on a terminal, plain lines without control characters elsewhere."""
+    if report.mark:
+        print(f"{report.mark}: these facts were not gathered on a machine")
+    if where:
+        print(f"facts: {where}{f', gathered {rig.taken}' if rig.taken else ''}")
+    ordered = [finding for state in STATES for finding in report.findings if finding.state == state]
+    few_facts = rig.host.memory_total is None and rig.docker.state is None
+    if few_facts:
+        # a bare topology: forty lines of "not known" would hide the little that is
+        unknown = [finding.rule for finding in ordered if finding.state == UNKNOWN]
+        ordered = [finding for finding in ordered if finding.state != UNKNOWN]
+    if sys.stdout.isatty():
+        _rich(ordered)
+    else:
+        for finding in ordered:
+            _plain(finding)
+    if few_facts and unknown:
+        print(f"{'unknown':<9}{len(unknown)} checks need more than these facts tell: {', '.join(unknown)}")
+    for words in report.missed:
+        print(f"{'missed':<9}{_printable(words)}")
+    if report.placement:
+        show_placement(report.placement)
+    print(summary(report))
+
+
+def show_placement(placement: Placement) -> None:
+    """Which GPUs, in which order, and why."""
+    split = f"TP{placement.tensor_parallel}"
+    if placement.pipeline_parallel > 1:
+        split += f" x PP{placement.pipeline_parallel}"
+    print(f"placement: {split} on {' then '.join(gpus_of(group) for group in placement.groups)}")
+    print(f"  {placement.reason}")
+    for note in placement.notes:
+        print(f"  {note}")
+    for index, reason in placement.left_out:
+        print(f"  GPU {index} is left out: {_printable(reason)}")
+    if placement.setting:
+        print(f"  in .env: {placement.setting}")
+
+
+def _plain(finding: Finding) -> None:
+    print(f"{finding.state:<9}{finding.rule:<{WIDTH}}{_printable(finding.what)}")
+    if finding.state != OK:
+        print(f"{'':<9}{'':<{WIDTH}}why: {_printable(finding.why)}")
+        print(f"{'':<9}{'':<{WIDTH}}mend: {_printable(finding.mend)}")
+
+
+def _rich(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for finding in findings:
+        cell = Text(_printable(finding.what))
+        if finding.state != OK:
+            cell.append(f"\nwhy: {_printable(finding.why)}", style="dim")
+            cell.append(f"\nmend: {_printable(finding.mend)}", style="italic")
+        table.add_row(Text(finding.state, style=_STYLE[finding.state]), finding.rule, cell)
+    Console().print(table)
+
+
+def _printable(text: str) -> str:
+    """Titles of processes and words of other programs may hold anything, also codes that a terminal obeys."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """What is being done, on stderr where that is a terminal; nothing elsewhere."""
+    if not (sys.stderr is not None and sys.stderr.isatty()):
+        yield lambda words: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield lambda words: status.update(words)

@@ -1,0 +1,88 @@
+"""A program whose answers come line by line, with a limit for each wait: what it told before it went silent is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from sm86.json_text import parse as parse_json
+
+MOST_LINES = 100_000
+LONGEST_LINE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How it ended: "done", "silent" (it was left behind), "missing" (no such program), and its exit code."""
+
+    how: str
+    code: int | None = None
+
+
+def json_lines(
+    argv: Sequence[str], silence_s: float, total_s: float, stdin: bytes = b""
+) -> Iterator[dict[str, Any] | Ended]:
+    """Each JSON object the program prints, then how it ended. Lines that are no JSON object are passed over.
+
+    silence_s: longest wait for the next line; total_s: for the whole. One that exceeds them is killed and not waited
+    for: stuck inside a driver it cannot even be killed.
+    """
+    try:
+        child = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:
+        yield Ended("missing")
+        return
+    lines: queue.Queue[bytes | None] = queue.Queue(MOST_LINES)
+    threading.Thread(target=_pump, args=(child.stdout, lines), daemon=True).start()
+    threading.Thread(target=_feed, args=(child.stdin, stdin), daemon=True).start()
+    deadline = time.monotonic() + total_s
+    try:
+        while True:
+            try:
+                line = lines.get(timeout=max(0.0, min(silence_s, deadline - time.monotonic())))
+            except queue.Empty:
+                yield Ended("silent")
+                return
+            if line is None:
+                break
+            try:
+                value = parse_json(line)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                yield value
+        try:
+            yield Ended("done", child.wait(timeout=max(0.1, min(silence_s, deadline - time.monotonic()))))
+        except subprocess.TimeoutExpired:
+            yield Ended("silent")
+    finally:
+        if child.poll() is None:
+            with contextlib.suppress(OSError):
+                child.kill()
+
+
+def _pump(stream: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
+    try:
+        while line := stream.readline(LONGEST_LINE):
+            lines.put(line)
+    except (OSError, ValueError):
+        pass
+    lines.put(None)
+
+
+def _feed(stream: IO[bytes], text: bytes) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        stream.write(text)
+        stream.close()
