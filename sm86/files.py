@@ -7,8 +7,8 @@ import errno
 import os
 import stat
 import tempfile
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from sm86.errors import CouldNotRun
 
@@ -30,7 +30,7 @@ class NotRegular(OSError):
         self.kind = kind
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """The file, open for reading bytes; links are followed.
 
     Raises OSError as `open` does, and NotRegular for a folder, FIFO, device or socket: opening a FIFO waits until

@@ -96,9 +96,7 @@ def parse(header: bytes, file_bytes: int) -> Header:
         try:
             dtype, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
         except (TypeError, KeyError, ValueError):
-            raise HeaderFault(
-                f"is {_FOREIGN}: {_shown(name)} is not described by type, shape and two offsets"
-            ) from None
+            raise HeaderFault(f"is {_FOREIGN}: {_shown(name)} has no type, shape and two offsets") from None
         tensors[name] = Tensor(dtype, _shape(name, shape))
         _check_size(name, tensors[name], begin, end)
         places.append((begin, end, name))
@@ -146,7 +144,10 @@ def _metadata(value: Any) -> dict[str, str]:
 
 
 def _shape(name: str, shape: Any) -> tuple[int, ...]:
-    if type(shape) is not list or not all(type(extent) is int and 0 <= extent < _LARGEST for extent in shape):
+    good = type(shape) is list
+    for extent in shape if good else ():
+        good = good and type(extent) is int and 0 <= extent < _LARGEST
+    if not good:
         raise HeaderFault(f"gives {_shown(name)} a shape that is no list of sizes")
     return tuple(shape)
 

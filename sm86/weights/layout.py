@@ -19,7 +19,8 @@ GROUP_SIZE = 128
 PER_WORD = 32 // BITS
 
 FLOATS = ("BF16", "F16", "F32")
-"""Types of an unquantized tensor. vLLM converts while it loads, so any of them serves; 8-bit floats would need scales."""
+"""Types of an unquantized tensor. vLLM converts while it loads, so any of them serves; 8-bit floats would
+need scales."""
 
 HALVES = ("F16", "BF16")
 WHOLE = ("I32", "I64")
@@ -168,6 +169,12 @@ def expected(config: Mapping[str, Any]) -> dict[str, tuple[Tensor, ...]]:
         for suffix, stored in parts[role]:
             forms[name + suffix] = stored
     return forms
+
+
+def is_order(name: str, forms: Mapping[str, tuple[Tensor, ...]]) -> bool:
+    """Whether it is the group order (`.g_idx`) of a quantized linear: some exporters write it, and vLLM reads
+    and ignores it for symmetric weights without act-order. forms: as `expected` gives them."""
+    return name.endswith(".g_idx") and f"{name.removesuffix('.g_idx')}.qweight" in forms
 
 
 def _shown(value: Any) -> str:
