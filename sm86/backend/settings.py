@@ -16,6 +16,7 @@ class Settings:
 
     indexer_query: "bf16", or "e4m3" to round the indexer's query as the native path does.
     dispatch_debug: CUDAGRAPH_DISPATCH_DEBUG; spec_debug: SPEC_CUDAGRAPH_DEBUG, draft steps to print.
+    host_allreduce: SM86_HOST_ALLREDUCE, "auto", "1" or "0": all-reduce through host memory.
     without: names of hooks left out, for tests that show what a hook is for; serving with it is wrong.
     """
 
@@ -24,6 +25,7 @@ class Settings:
     dispatch_debug: bool = False
     spec_debug: int = 0
     without: tuple[str, ...] = ()
+    host_allreduce: str = "auto"
 
 
 def _flag(environment: Mapping[str, str], name: str) -> bool:
@@ -41,6 +43,9 @@ def read(environment: Mapping[str, str]) -> Settings:
     draft = environment.get("SPEC_CUDAGRAPH_DEBUG", "0")
     if not draft.isdigit():
         raise Refused(f"SPEC_CUDAGRAPH_DEBUG={draft!r} is not a number of steps", "set it to a number such as 4")
+    reduce = environment.get("SM86_HOST_ALLREDUCE") or "auto"
+    if reduce not in ("auto", "1", "0"):
+        raise Refused(f"SM86_HOST_ALLREDUCE={reduce!r} is unknown", "set it to auto, 1 or 0, or unset it")
     names = environment.get("SM86_TEST_WITHOUT_HOOKS", "")
     return Settings(
         force=_flag(environment, "SM86_FORCE"),
@@ -48,6 +53,7 @@ def read(environment: Mapping[str, str]) -> Settings:
         dispatch_debug=_flag(environment, "CUDAGRAPH_DISPATCH_DEBUG"),
         spec_debug=int(draft),
         without=tuple(name for name in names.split(",") if name),
+        host_allreduce=reduce,
     )
 
 

@@ -67,7 +67,7 @@ class HostAllReduce:
         self.numa_node = -1
         self.failure: CollectiveFailed | None = None
         self.plans: dict[int, Plan] = {}
-        self._on_failure = on_failure
+        self.on_failure = on_failure
         self._library_of = library
         self._map: segment.Mapping | None = None
         self._link: link.Link | None = None
@@ -223,6 +223,10 @@ class HostAllReduce:
             words = binding.words_of(self._library, code)
             raise RuntimeError(f"host all-reduce was not launched: {words} ({size} bytes, {chosen.name})")
 
+    def words(self, size: int) -> str:
+        """How a message of so many bytes is sent: `one-shot/256`."""
+        return (self.plans.get(size) or default(size, self.world)).name
+
     def read_ns(self, reads: int = 2000) -> float:
         """Nanoseconds that this GPU needs for one read of the segment. Waits for the GPU."""
         return self._library.sm86_ar_read_ns(self._handle, reads)
@@ -267,8 +271,8 @@ class HostAllReduce:
             stopped_looks += stopped
             if verdict is not None or stopped_looks > 20:
                 self.failure = CollectiveFailed(verdict, self.timeout_s)
-                if self._on_failure is not None:
-                    self._on_failure(self.failure)
+                if self.on_failure is not None:
+                    self.on_failure(self.failure)
                 return
 
     def close(self) -> None:

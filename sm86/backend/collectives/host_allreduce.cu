@@ -232,6 +232,33 @@ int start(const Call& c, int algorithm, int type, dim3 grid, int threads, cudaSt
   return kBadPlan;
 }
 
+// Loading a kernel may have to wait for what runs on the device, and what runs may wait for a peer that loads: so all
+// kernels of the group's size are loaded before the first call.
+template <int N, int ALGORITHM>
+cudaError_t load() {
+  cudaFuncAttributes a;
+  const cudaError_t e = cudaFuncGetAttributes(&a, all_reduce<N, ALGORITHM, kBf16>);
+  return e != cudaSuccess ? e : cudaFuncGetAttributes(&a, all_reduce<N, ALGORITHM, kF32>);
+}
+template <int N>
+cudaError_t load() {
+  cudaError_t e = load<N, kPackets>();
+  if (e == cudaSuccess) e = load<N, kOneShot>();
+  return e != cudaSuccess ? e : load<N, kTwoShot>();
+}
+cudaError_t load(int world) {
+  switch (world) {
+    case 2: return load<2>();
+    case 3: return load<3>();
+    case 4: return load<4>();
+    case 5: return load<5>();
+    case 6: return load<6>();
+    case 7: return load<7>();
+    case 8: return load<8>();
+  }
+  return cudaErrorInvalidValue;
+}
+
 }  // namespace
 
 // A handle for the current process; `error` gets a CUDA error code or a Refusal. The segment must be prepared.
@@ -250,6 +277,7 @@ extern "C" void* sm86_ar_open(const Sm86ArOpen* o, int* error) {
   if (e == cudaSuccess) e = cudaHostGetDevicePointer((void**)&device_view, o->base, 0);
   if (e == cudaSuccess) e = cudaMalloc((void**)&state, sizeof(State));
   if (e == cudaSuccess) e = cudaMemset(state, 0, sizeof(State));
+  if (e == cudaSuccess) e = load(o->world);
   if (e == cudaSuccess) e = cudaDeviceSynchronize();
   Handle* h = e == cudaSuccess ? new (std::nothrow) Handle : nullptr;
   if (!h) {
