@@ -7,10 +7,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm86.errors import EXIT_FINDING, EXIT_OK, CouldNotRun
 from sm86.json_text import parse as parse_json
+
+if TYPE_CHECKING:
+    from sm86.spec import Envelope
 
 NO_GRAPHS_WHAT = "no CUDA graph launch and no step of vLLM in it: nothing can be given per graph or per step"
 NO_GRAPHS_MEND = (
@@ -24,11 +27,14 @@ def trace(
     png: str | None = None,
     rank: int | str | None = None,
     tpot: float | str | None = None,
+    record: bool = False,
+    envelope: str | None = None,
 ) -> int:
     """Print where the GPU time of each trace goes; several ranks are compared.
 
     paths: files or folders; json: print JSON instead; png: also draw one step to this file; rank: only
-    this rank's file; tpot: milliseconds per token without the profiler, to say how much tracing slows.
+    this rank's file; tpot: milliseconds per token without the profiler, to say how much tracing slows; record: write
+    a record of kind "trace" for the envelope that was traced.
     Exit code 0; 1 when a trace has neither graphs nor steps. Raises CouldNotRun for bad input.
     """
     from sm86.trace.as_json import trace_json
@@ -38,6 +44,7 @@ def trace(
     wanted = [Path(path) for path in ([paths] if isinstance(paths, str) else paths)]
     files, notes = choose(wanted, _whole(rank, "rank"))
     milliseconds = _positive(tpot, "tpot")
+    spec = _spec(record, envelope)
     if png is not None and Path(png).suffix.lower() != ".png":
         raise CouldNotRun(f"{png} does not end in .png", "give a file name that ends in .png")
     results = [_analysed(path) for path in files]
@@ -64,7 +71,27 @@ def trace(
         draw(results[0], Path(png))
         if not json:
             print(f"  drawn: {png}")
+    if spec is not None:
+        from sm86.cli.trace_record import to_record
+        from sm86.record import save
+
+        answer = trace_json(results, comparison, notes)
+        saved = save(to_record(answer, [result.device for result in results], files[0], spec))
+        print(f"record: {saved}", file=sys.stderr if json else sys.stdout)
     return EXIT_FINDING if bare else EXIT_OK
+
+
+def _spec(record: bool, envelope: str | None) -> Envelope | None:
+    """The envelope that was traced, where a record is wanted: a trace itself does not name it."""
+    if not record:
+        return None
+    if envelope is None:
+        raise CouldNotRun(
+            "a record needs the envelope that was traced", "give --envelope too: invoke envelopes lists them"
+        )
+    from sm86.spec import load_envelope
+
+    return load_envelope(envelope)
 
 
 def diff(a: str, b: str, json: bool = False) -> int:
