@@ -11,8 +11,9 @@ from sm86.compare.numbers import Change
 from sm86.compare.pairs import Pair, Result, Source, compare_all, to_json
 from sm86.errors import EXIT_FINDING, EXIT_OK, CouldNotRun
 from sm86.json_text import parse as parse_json
-from sm86.record import load
+from sm86.record import Record, load
 from sm86.record.schema import SCHEMA, from_json
+from sm86.report.sound import fault
 
 MOST_FILES = 20_000
 GIVE = "give records, or folders of records such as results/sm86-262k"
@@ -44,9 +45,8 @@ def words(result: Result) -> tuple[str, ...]:
     said += result.notes
     moved = sum(pair.moved for pair in result.pairs)
     count = len(result.pairs)
-    said.append(
-        f"{moved} of {count} pair(s) moved beyond noise" if moved else f"nothing moved beyond noise in {count} pair(s)"
-    )
+    what = f"in {moved} of {count} pair(s) a number moved beyond noise or a verdict turned"
+    said.append(what if moved else f"no number moved beyond noise and no verdict turned, in {count} pair(s)")
     return tuple(said)
 
 
@@ -85,7 +85,7 @@ def _line(change: Change, width: int) -> str:
 def _sources(path: Path) -> tuple[list[Source], list[str]]:
     """The records at a path, and what was passed over."""
     if not path.is_dir():
-        return [Source(str(path), load(path))], []
+        return [Source(str(path), _sound(load(path), path))], []
     files: list[Path] = []
     for file in sorted(path.rglob("*.json")):
         if len(files) >= MOST_FILES:
@@ -117,7 +117,15 @@ def _record(file: Path) -> Source | None:
         raise CouldNotRun(f"{file} is not JSON", GIVE) from None
     if not isinstance(values, dict) or values.get("schema") != SCHEMA:
         return None
-    return Source(str(file), from_json(values, str(file)))
+    return Source(str(file), _sound(from_json(values, str(file)), file))
+
+
+def _sound(record: Record, file: Path) -> Record:
+    """The record, if its parts are of the types that a comparison counts on."""
+    wrong = fault(record)
+    if wrong:
+        raise CouldNotRun(f"{file} is damaged: {wrong}", "run the measurement again")
+    return record
 
 
 def _few(texts: Sequence[str]) -> list[str]:
