@@ -19,7 +19,7 @@ WIDTH = 18
 def show(rig: Rig, report: Report, where: str) -> None:
     """Print it: with colours on a terminal, plain lines without control characters elsewhere."""
     if report.mark:
-        print(f"{report.mark}: these facts were not gathered on a machine")
+        print(f"{report.mark}: not gathered on a machine")
     if where:
         print(f"facts: {where}{f', gathered {rig.taken}' if rig.taken else ''}")
     ordered = [finding for state in STATES for finding in report.findings if finding.state == state]
@@ -37,6 +37,8 @@ def show(rig: Rig, report: Report, where: str) -> None:
         print(f"{'unknown':<9}{len(unknown)} checks need more than these facts tell: {', '.join(unknown)}")
     for words in report.missed:
         print(f"{'missed':<9}{_printable(words)}")
+    if rig.gpus == ():
+        print(f"{report.not_applicable} checks are about GPUs and what serves them, and do not apply here")
     if report.placement:
         show_placement(report.placement)
     print(summary(report))

@@ -18,6 +18,7 @@ def report_to_json(rig: Rig, report: Report, redacted: bool = False) -> dict[str
         "mark": report.mark,
         "envelope": report.envelope,
         "counts": report.counts(),
+        "not_applicable": report.not_applicable,
         "findings": [asdict(finding) for finding in report.findings],
         "placement": asdict(report.placement) if report.placement else None,
         "missed": list(report.missed),

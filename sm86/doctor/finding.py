@@ -27,13 +27,15 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class Report:
     """All findings about one rig, in the order of the rules, and where its ranks belong. envelope: the one it was
-    judged for; mark: not empty where the facts were not gathered on a machine."""
+    judged for; mark: not empty where the facts were not gathered on a machine; not_applicable: rules that do not apply
+    to this machine."""
 
     findings: tuple[Finding, ...]
     placement: Placement | None
     envelope: str
     mark: str = ""
     missed: tuple[str, ...] = ()
+    not_applicable: int = 0
 
     @property
     def exit_code(self) -> int:

@@ -57,11 +57,12 @@ RULES: tuple[Rule, ...] = (
 
 def judge(rig: Rig, want: Want) -> Report:
     """Every rule that applies, in order, and the placement of the wanted ranks."""
-    found = (rule(rig, want) for rule in RULES)
+    findings = tuple(finding for rule in RULES if (finding := rule(rig, want)) is not None)
     return Report(
-        findings=tuple(finding for finding in found if finding is not None),
+        findings=findings,
         placement=place(rig, want.ranks),
         envelope=want.envelope,
         mark=rig.mark,
         missed=rig.missed,
+        not_applicable=len(RULES) - len(findings),
     )

@@ -36,7 +36,7 @@ class Want:
     image: int = 40 * 10**9
     """What a first build of the rig's image takes (docs/build.md)."""
 
-    ram: int = 60 * GIB
+    ram: int = 57 * GIB
     """The smallest machine that is known to serve this model had 62 GB; weights are repacked in host memory."""
 
     shm: int = 1 * GIB

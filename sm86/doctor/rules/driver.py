@@ -68,7 +68,7 @@ def driver(rig: Rig, want: Want) -> Finding | None:
             )
         return unknown(rule, "the driver's version is not known", why, "run the doctor on the machine itself")
     number = version_numbers(facts.version)
-    told = f"{facts.version}{f', {facts.module} kernel module' if facts.module else ''}"
+    told = f"{facts.version}{f' ({facts.module} kernel module)' if facts.module else ''}"
     floor = ".".join(f"{part:02d}" for part in want.driver_floor)
     if not number:
         return unknown(rule, f"the driver's version reads {facts.version!r}", why, f"see that it is {floor} or newer")
@@ -220,4 +220,5 @@ def replays(rig: Rig, want: Want) -> Finding | None:
             why,
             f"run `invoke doctor --probe` to see whether they grow; {mend}",
         )
-    return ok(rule, f"at most {max(gpu.pcie.replays or 0 for gpu in known)} since the driver was loaded")
+    most = max(gpu.pcie.replays or 0 for gpu in known)
+    return ok(rule, f"{f'at most {most}' if most else 'none'} since the driver was loaded")

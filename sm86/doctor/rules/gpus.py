@@ -24,9 +24,10 @@ def count(rig: Rig, want: Want) -> Finding:
         seen = "" if on_bus is None else f" (the PCI bus shows {on_bus} NVIDIA devices)"
         return unknown(rule, f"the number of GPUs is not known{seen}", why, "see the driver's finding")
     if not rig.gpus:
+        no_driver = rig.driver.loaded is False
         return fail(
             rule,
-            "this machine has no NVIDIA GPU",
+            f"this machine has no NVIDIA GPU{', and no NVIDIA driver is loaded' if no_driver else ''}",
             why,
             "nothing to mend if that is meant: `invoke demo` runs the whole product on a CPU, and "
             "`invoke doctor --from FILE` judges the facts of another machine",
@@ -149,10 +150,9 @@ def memory_free(rig: Rig, want: Want) -> Finding | None:
         return warn(rule, f"a server has {gpus_of(gpu.index for gpu in short)}: {', '.join(names)}", why, mend)
     if short:
         first = min(short, key=lambda gpu: gpu.memory_free or 0)
-        told = (
-            f"{gpus_of(gpu.index for gpu in short)}: GPU {first.index} has {gib(first.memory_free or 0)} of "
-            f"{gib(first.memory_total or 0)} free{_holders(first)}"
-        )
+        rest = [gpu.index for gpu in short if gpu is not first]
+        room = f"{gib(first.memory_free or 0)} of {gib(first.memory_total or 0)} free"
+        told = f"GPU {first.index} has {room}{_holders(first)}{f'; {gpus_of(rest)} too little, too' if rest else ''}"
         mend = "end what uses it; `nvidia-smi` lists the processes, a desktop session belongs on another card"
         return fail(rule, told, why, mend)
     least = min(known, key=lambda gpu: gpu.memory_free or 0)
@@ -298,9 +298,9 @@ def throttle(rig: Rig, want: Want) -> Finding | None:
         )
     now = [gpu.sm_clock for gpu in rig.gpus if gpu.sm_clock is not None]
     top = f" of at most {max(gpu.sm_clock_max or 0 for gpu in most)}" if most else ""
-    return ok(
-        rule, f"{min(now)} to {max(now)} MHz now{top}, nothing holds them down" if now else "nothing holds them down"
-    )
+    told = spread(rig.gpus, lambda gpu: gpu.sm_clock, lambda mhz: f"{mhz} MHz") if len(set(now)) == 1 else ""
+    told = told or (f"{min(now)} to {max(now)} MHz" if now else "")
+    return ok(rule, f"{told} now{top}, nothing holds them down" if told else "nothing holds them down")
 
 
 def power(rig: Rig, want: Want) -> Finding | None:

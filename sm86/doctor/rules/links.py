@@ -227,7 +227,7 @@ def peers(rig: Rig, want: Want) -> Finding | None:
         rule,
         f"claimed for {yes // 2} of {len(words) // 2} pairs ({', '.join(reasons)})",
         "NCCL then mixes two transports, and custom all-reduce stays off",
-        f"NCCL_P2P_DISABLE=1 makes all pairs alike; {GUIDE}",
+        f"NCCL_P2P_DISABLE=1 in .env makes all pairs alike; {GUIDE}",
     )
 
 
@@ -248,7 +248,7 @@ def peer_copies(rig: Rig, want: Want) -> Finding | None:
         return None
     why = "peer access that is claimed and does not work hangs NCCL, or changes numbers without a word"
     copies = rig.probe.copies if rig.probe else None
-    off = "set NCCL_P2P_DISABLE=1 in the envelope's environment and keep custom all-reduce off"
+    off = "set NCCL_P2P_DISABLE=1 in .env and keep custom all-reduce off"
     if not copies:
         if rig.probe is not None:
             return unknown(rule, f"not tried: {rig.probe.problem or 'the probe made no copies'}", why, PROBE)
