@@ -46,6 +46,7 @@ def render(_, check=False, json=False):
         "wheels": "folder of wheels to use before the package index (default: pip's find-links)",
         "no-cache": "repeat every step",
         "cubin": "with FlashInfer's prebuilt kernels (none is for SM 8.6)",
+        "variant": "kernel libraries of the gpu target: native (default), compiled for SM 8.6 here; wheel, as published",
         "dry-run": DRY_RUN,
         "json": JSON,
     }
@@ -58,13 +59,30 @@ def build(
     wheels=None,
     no_cache=False,
     cubin=False,
+    variant="native",
     dry_run=False,
     json=False,
 ):
     """Build the image that the envelopes run on."""
     from sm86.cli import build as cli
 
-    _end(lambda: cli.build(target, image, offline_base, wheels, dry_run, json, no_cache, cubin))
+    _end(lambda: cli.build(target, image, offline_base, wheels, dry_run, json, no_cache, cubin, variant))
+
+
+@task(
+    iterable=["name"],
+    help={
+        "name": "only this lock; may be repeated (default: all)",
+        "check": "resolve nothing, write nothing; exit 1 when a lock is not of the pins",
+        "dry-run": DRY_RUN,
+        "json": JSON,
+    },
+)
+def lock(_, name=None, check=False, dry_run=False, json=False):
+    """Resolve what the images are made from into docker/locks, with hashes."""
+    from sm86.cli import lock as cli
+
+    _end(lambda: cli.lock(tuple(name or ()), check, dry_run, json))
 
 
 @task(
@@ -323,6 +341,38 @@ def trace_read(_, path, rank=None, tpot=None, png=None, record=False, envelope=N
     _end(lambda: cli.trace(path, json, png, rank, tpot, record, envelope))
 
 
+@task(
+    name="capture",
+    help={
+        "envelope": ENVELOPE,
+        "engine": ENGINE,
+        "out": "folder for the traces (default: results/<envelope>/<UTC>-trace)",
+        "prompt-tokens": "length of each prompt (default: 1024)",
+        "png": "draw one step into this file",
+        "port": PORT,
+        "api-key-file": "file that holds the API key",
+        "dry-run": DRY_RUN,
+        "json": JSON,
+    },
+)
+def trace_capture(
+    _,
+    envelope,
+    engine="docker",
+    out=None,
+    prompt_tokens=None,
+    png=None,
+    port=None,
+    api_key_file=None,
+    dry_run=False,
+    json=False,
+):
+    """Record decode steps of a running server that was started with SM86_PROFILE_STEPS, and analyse them."""
+    from sm86.cli import trace_capture as cli
+
+    _end(lambda: cli.capture(envelope, engine, out, prompt_tokens, png, port, api_key_file, dry_run, json))
+
+
 @task(name="diff", help={"before": "a trace, a folder, or saved --json output", "after": "likewise", "json": JSON})
 def trace_diff(_, before, after, json=False):
     """Say which buckets differ between two traces beyond the spread of their own steps."""
@@ -551,9 +601,25 @@ def model_lock(_, folder, lock=None, repository=None, revision=None, update=Fals
 
 
 namespace = Collection(
-    doctor, envelopes, render, build, up, down, status, logs, verify, bench, compare, demo, report, test, comm, plan
+    doctor,
+    envelopes,
+    render,
+    build,
+    lock,
+    up,
+    down,
+    status,
+    logs,
+    verify,
+    bench,
+    compare,
+    demo,
+    report,
+    test,
+    comm,
+    plan,
 )
-namespace.add_collection(Collection("trace", trace_read, trace_diff))
+namespace.add_collection(Collection("trace", trace_read, trace_capture, trace_diff))
 namespace.add_collection(Collection("image", image_check, image_diff, image_save, image_load))
 namespace.add_collection(Collection("ladder", ladder_sequence, ladder_context, ladder_comm))
 namespace.add_collection(Collection("model", model_fetch, model_check, model_lock))

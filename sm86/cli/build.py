@@ -10,7 +10,7 @@ from pathlib import Path
 from sm86.errors import EXIT_OK
 from sm86.host import build as host
 from sm86.image.arguments import ENVIRONMENT
-from sm86.image.names import TARGETS
+from sm86.image.names import TARGETS, VARIANTS
 
 SCHEMA = "sm86.built"
 VERSION = 1
@@ -25,14 +25,16 @@ def build(
     json: bool = False,
     no_cache: bool = False,
     cubin: bool = False,
+    variant: str = VARIANTS[0],
 ) -> int:
     """Build an image; steps go to stderr as they run, the result to stdout.
 
     target: "gpu" or "cpu"; image: another tag than the services use; wheels: a folder of wheels to use before
-    the index; cubin: with FlashInfer's prebuilt kernels. Raises CouldNotRun, BuildFailed among them (exit 2).
+    the index; cubin: with FlashInfer's prebuilt kernels; variant: "native" or "wheel", of the GPU image.
+    Raises CouldNotRun, BuildFailed among them (exit 2).
     """
     root = Path.cwd()
-    request = host.Request(target, image, offline_base, wheels, cubin, no_cache)
+    request = host.Request(target, image, offline_base, wheels, cubin, no_cache, variant)
     if target not in TARGETS:
         raise host.refused_target(target)
     docker = host.engine()
@@ -49,6 +51,7 @@ def build(
                     "schema": SCHEMA,
                     "version": VERSION,
                     "target": target,
+                    "variant": the.build.variant or None,
                     "image": built.image,
                     "image_id": built.image_id,
                     "size_bytes": built.size,

@@ -35,16 +35,22 @@ _LEFT_OVER = (
 )
 
 
-def registry_answers(image: str) -> bool:
-    """Whether the engine gets the image's description from its registry within ANSWER_S seconds."""
+def registry_digest(image: str) -> str | None:
+    """The digest ("sha256:...") of the image in its registry; None where none answers within ANSWER_S seconds."""
     import docker.client
 
     try:
         client = docker.client.from_env(version="auto", timeout=ANSWER_S)
-        client.api.inspect_distribution(image)
+        found = client.api.inspect_distribution(image)
+        digest = found["Descriptor"]["digest"]
     except Exception:  # whatever went wrong, the image cannot be had from there now
-        return False
-    return True
+        return None
+    return str(digest) if str(digest).startswith("sha256:") else None
+
+
+def registry_answers(image: str) -> bool:
+    """Whether the engine gets the image's description from its registry within ANSWER_S seconds."""
+    return registry_digest(image) is not None
 
 
 def bootstrap_argv(rootfs: Path, mirror: str | None) -> tuple[str, ...]:

@@ -16,19 +16,21 @@ from sm86.host import base as base_image
 from sm86.host import builder
 from sm86.host import wheels as local_wheels
 from sm86.host.docker import DockerGateway, require_engine
+from sm86.host.lock import check_locks
 from sm86.host.process import run
 from sm86.image.arguments import ENVIRONMENT, Build, build_argv, proxies_in
 from sm86.image.clients import Client
 from sm86.image.context import DOCKERFILE, SOURCES
 from sm86.image.failures import BuildFailed, classify
 from sm86.image.git_facts import UNKNOWN, head_revision
-from sm86.image.locks import LOCKS_DIR
-from sm86.image.names import OFFICIAL_BASE, OFFLINE_BASE, TARGETS, image_name
+from sm86.image.lock_check import BASE_FILE, locked_base
+from sm86.image.locks import LOCKS_DIR, PYTHONS, files_of, sbom_lock
+from sm86.image.names import OFFLINE_BASE, TARGETS, VARIANTS, image_name
 from sm86.image.pip_settings import portable_config
 from sm86.image.progress import Progress
 
-NEEDED_BYTES = {"cpu": 8_000_000_000, "gpu": 40_000_000_000}
-"""Free bytes that a first build needs at the engine's root, with its cache of finished steps."""
+NEEDED_BYTES = {"cpu": 8_000_000_000, "wheel": 40_000_000_000, "native": 40_000_000_000}
+"""Free bytes that a first build needs at the engine's root, with its cache of finished steps: by variant, or "cpu"."""
 
 CA_BUNDLES = ("SM86_CA_BUNDLE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
 SYSTEM_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
@@ -41,7 +43,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a person asks for. image: another name than the usual; wheels: a folder of wheels to use first."""
+    """What a person asks for. image: another name than the usual; wheels: a folder of wheels to use first;
+    variant: where the GPU image's kernel libraries come from.
+    """
 
     target: str
     image: str | None = None
@@ -49,6 +53,7 @@ class Request:
     wheels: str | None = None
     cubin: bool = False
     no_cache: bool = False
+    variant: str = VARIANTS[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +87,20 @@ class Built:
 def plan(request: Request, root: Path, docker: DockerGateway, say: Say) -> Plan:
     """Decide everything; asks the engine, git, pip and, without --offline-base, the registry. Changes nothing.
 
-    Raises CouldNotRun: unknown target, not a checkout of the product, no client that can build, no such folder.
+    Raises CouldNotRun: unknown target or variant, not a checkout of the product, locks that are not of the pins,
+    no client that can build, no such folder.
     """
     if request.target not in TARGETS:
         raise refused_target(request.target)
+    if request.variant not in VARIANTS:
+        raise CouldNotRun(f"there is no variant {request.variant!r}", f"the variants are: {', '.join(VARIANTS)}")
     if not (root / DOCKERFILE).is_file():
         raise CouldNotRun(f"there is no {DOCKERFILE} in {root}", "run it in the folder of a clone of this repository")
+    variant = request.variant if request.target == "gpu" else ""
+    require_locks(root, request.target, request.cubin, variant)
     client = builder.find_client()
     settings = local_wheels.pip_settings()
-    base, must_make, note = _choose_base(request, docker, say)
+    base, must_make, notes = _choose_base(request, root, docker, say)
     rev, dirty = git_state(root)
     build = Build(
         target=request.target,
@@ -103,12 +113,13 @@ def plan(request: Request, root: Path, docker: DockerGateway, say: Say) -> Plan:
         torch_index=os.environ.get(TORCH_INDEX_VARIABLE, ""),
         cubin=request.cubin,
         no_cache=request.no_cache,
+        variant=variant,
     )
     places = local_wheels.folders(request.wheels, os.environ, settings) if request.target == "cpu" else ()
     bundle = ca_bundle(os.environ)
     if bundle:
         build = replace(build, secrets=(("ca", bundle),))
-    return Plan(client, build, places, portable_config(settings), must_make, (note,) if note else ())
+    return Plan(client, build, places, portable_config(settings), must_make, notes)
 
 
 def build(the: Plan, root: Path, docker: DockerGateway, say: Say) -> Built:
@@ -117,7 +128,7 @@ def build(the: Plan, root: Path, docker: DockerGateway, say: Say) -> Built:
     Raises BuildFailed with the failing step's last words, CouldNotRun for a disk that is too small.
     """
     began = time.monotonic()
-    require_space(docker, the.build.target, first=docker.image(the.build.image) is None)
+    require_space(docker, the.build.variant or the.build.target, first=docker.image(the.build.image) is None)
     if the.make_base:
         base_image.make_base(the.client.program, say)
     if the.build.target == "cpu":
@@ -176,9 +187,17 @@ def ca_bundle(environment: Mapping[str, str]) -> str:
     return next((path for path in (*named, *SYSTEM_BUNDLES) if path and os.path.isfile(path)), "")
 
 
-def require_space(docker: DockerGateway, target: str, first: bool) -> None:
+def require_locks(root: Path, target: str, cubin: bool, variant: str) -> None:
+    """Raise CouldNotRun when a lock that this image is made from is missing, damaged or of other pins."""
+    files = {f for python in PYTHONS for f in (*files_of(target, python, cubin, variant), sbom_lock(python))}
+    found = check_locks(root, tuple(sorted(files)))
+    if found:
+        raise CouldNotRun(f"the locks do not match the pins: {found[0]}", "invoke lock, or git checkout docker/locks")
+
+
+def require_space(docker: DockerGateway, kind: str, first: bool) -> None:
     """Raise CouldNotRun when the engine's disk is too small for a first build (a rebuild needs a tenth)."""
-    needed = NEEDED_BYTES[target] // (1 if first else 10)
+    needed = NEEDED_BYTES[kind] // (1 if first else 10)
     place = docker.facts.root_dir or "/var/lib/docker"
     folder = next((parent for parent in (Path(place), *Path(place).parents) if parent.exists()), Path("/"))
     free = shutil.disk_usage(folder).free
@@ -189,20 +208,23 @@ def require_space(docker: DockerGateway, target: str, first: bool) -> None:
         )
 
 
-def _choose_base(request: Request, docker: DockerGateway, say: Say) -> tuple[str, bool, str]:
-    """(image, whether it must be made first, a note for the person)."""
+def _choose_base(request: Request, root: Path, docker: DockerGateway, say: Say) -> tuple[str, bool, tuple[str, ...]]:
+    """(image, whether it must be made first, notes for the person)."""
     have_offline = docker.image(OFFLINE_BASE) is not None
     if request.offline_base:
-        return OFFLINE_BASE, not have_offline, ""
+        return OFFLINE_BASE, not have_offline, ()
     named = os.environ.get(BASE_VARIABLE)
     if named:
-        return named, False, f"base image from {BASE_VARIABLE}"
-    if docker.image(OFFICIAL_BASE) is not None:
-        return OFFICIAL_BASE, False, ""
-    say(f"asking the registry for {OFFICIAL_BASE} ...")
-    if base_image.registry_answers(OFFICIAL_BASE):
-        return OFFICIAL_BASE, False, ""
-    return OFFLINE_BASE, not have_offline, "no registry answers: the base image is made from Debian packages"
+        return named, False, (f"base image from {BASE_VARIABLE}",)
+    official = locked_base((root / LOCKS_DIR / BASE_FILE).read_text())
+    unpinned = f"the base image {official} is not pinned by digest (invoke lock, where its registry answers)"
+    notes = () if "@" in official else (unpinned,)
+    if docker.image(official) is not None:
+        return official, False, notes
+    say(f"asking the registry for {official} ...")
+    if base_image.registry_answers(official):
+        return official, False, notes
+    return OFFLINE_BASE, not have_offline, ("no registry answers: the base image is made from Debian packages",)
 
 
 @contextmanager

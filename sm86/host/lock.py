@@ -1,7 +1,5 @@
 """Makes the requirement locks: the resolver is uv, the texts are `sm86.image.locks`.
 
-    python -m sm86.host.lock [NAME ...]       default: all of them
-
 Needs the package index. Each file is replaced whole, and only after all of them were resolved.
 """
 
@@ -11,11 +9,14 @@ import shutil
 import sys
 import tempfile
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
-from sm86.errors import CouldNotRun, Sm86Error
+from sm86.errors import CouldNotRun
 from sm86.files import write_atomic
+from sm86.host.base import registry_digest
 from sm86.host.process import run
+from sm86.image.lock_check import BASE_FILE, NOT_PINNED, base_lock, locked_base, problems
 from sm86.image.locks import (
     LOCKS_DIR,
     Lock,
@@ -26,12 +27,39 @@ from sm86.image.locks import (
     torch_cpu_lock,
     vllm_source_lock,
 )
+from sm86.image.names import OFFICIAL_BASE
 from sm86.spec.load import load_pins
 
 RESOLVE_S = 900
+BASE = "base"
+_WRITTEN = {"cpu-torch": torch_cpu_lock, "native-source": vllm_source_lock}
+"""Locks of one file each whose hashes are constants: the resolver is not asked."""
+
+Say = Callable[[str], None]
 
 
-def write_locks(root: Path, names: tuple[str, ...] = ()) -> tuple[Path, ...]:
+def known_names() -> tuple[str, ...]:
+    """Names of all locks, in the order in which they are made."""
+    return (*(lock.name for lock in resolved_locks(load_pins())), *_WRITTEN, BASE)
+
+
+def choose(names: tuple[str, ...]) -> tuple[str, ...]:
+    """These locks, or all. Raises CouldNotRun for a name that no lock has."""
+    known = known_names()
+    for name in names:
+        if name not in known:
+            raise CouldNotRun(f"there is no lock {name!r}", f"the locks are: {', '.join(known)}")
+    return names or known
+
+
+def check_locks(root: Path, files: tuple[str, ...] | None = None) -> list[str]:
+    """What of the locks below `root` does not follow from the pins; of these files only, where given."""
+    folder = root / LOCKS_DIR
+    texts = {path.name: path.read_text(errors="replace") for path in sorted(folder.glob("*.txt"))}
+    return problems(texts, load_pins(), files)
+
+
+def write_locks(root: Path, names: tuple[str, ...] = (), say: Say = print) -> tuple[Path, ...]:
     """Resolve and write the locks below `root` (all, or those of these names); the paths written.
 
     Raises CouldNotRun: no uv, unknown name, no network, or requirements that cannot be met together.
@@ -41,25 +69,33 @@ def write_locks(root: Path, names: tuple[str, ...] = ()) -> tuple[Path, ...]:
         raise CouldNotRun("there is no program uv", "pip install uv")
     pins = load_pins()
     locks = resolved_locks(pins)
-    written = {"cpu-torch": torch_cpu_lock, "native-source": vllm_source_lock}
-    known = (*(lock.name for lock in locks), *written)
-    for name in names:
-        if name not in known:
-            raise CouldNotRun(f"there is no lock {name!r}", f"the locks are: {', '.join(known)}")
-    wanted = names or known
+    wanted = choose(names)
     texts: dict[str, str] = {}
     for lock in locks:
         if lock.name in wanted:
             followed = f"{lock.follows}.txt" if lock.follows else ""
             text = texts.get(followed) or _read(root / LOCKS_DIR / followed)
+            say(f"{lock.file} ...")
             texts[lock.file] = _resolve(uv, lock, tuple(f"{n}=={v}" for n, v in locked_versions(text).items()))
-    for name, text_of in written.items():
+    for name, text_of in _WRITTEN.items():
         if name in wanted:
             texts[f"{name}.txt"] = text_of(pins)
+    if BASE in wanted:
+        say(f"asking the registry for {OFFICIAL_BASE} ...")
+        texts[BASE_FILE] = base_lock(registry_digest(OFFICIAL_BASE))
+        if NOT_PINNED in texts[BASE_FILE]:
+            # a digest that is known is not given up because nobody answers today
+            texts[BASE_FILE] = _kept(root) or texts[BASE_FILE]
+            say(f"no registry answers: {locked_base(texts[BASE_FILE])} stays as it is")
     paths = tuple(root / LOCKS_DIR / file for file in texts)
     for path, text in zip(paths, texts.values(), strict=True):
         write_atomic(path, text)
     return paths
+
+
+def _kept(root: Path) -> str:
+    text = _read(root / LOCKS_DIR / BASE_FILE)
+    return text if locked_base(text).startswith(f"{OFFICIAL_BASE}@sha256:") else ""
 
 
 def _read(path: Path) -> str:
@@ -74,7 +110,6 @@ def _resolve(uv: str, lock: Lock, followed: tuple[str, ...]) -> str:
         (folder / "excludes").write_text("\n".join(lock.excluded or ()) + "\n")
         (folder / "constraints").write_text("\n".join((*lock.constraints, *followed)) + "\n")
         argv = resolver_argv(lock, uv, str(source), str(folder / "excludes"), str(folder / "constraints"), str(out))
-        print(f"{lock.file} ...", file=sys.stderr)
         result = run(argv, timeout=RESOLVE_S)
         if not result.ok:
             raise CouldNotRun(
@@ -86,17 +121,3 @@ def _resolve(uv: str, lock: Lock, followed: tuple[str, ...]) -> str:
             return lock_text(lock, tomllib.loads(out.read_text()))
         except ValueError as error:
             raise CouldNotRun(f"{lock.file}: {error}", "pin a version that has a wheel for x86-64 Linux") from None
-
-
-def main(arguments: list[str]) -> int:
-    try:
-        for path in write_locks(Path.cwd(), tuple(arguments)):
-            print(f"written {path.relative_to(Path.cwd())}")
-    except Sm86Error as error:
-        print("\n".join((error.what, f"mend: {error.mend}", *error.evidence)), file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

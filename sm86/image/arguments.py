@@ -20,7 +20,7 @@ class Build:
 
     secrets: (id, path) of files that the build may read and never keeps; network: "host" or "" for the
     engine's default; proxies: names of variables whose values the build gets from the environment;
-    torch_index: where torch for the CPU comes from, "" for PyTorch's own index.
+    torch_index: where torch for the CPU comes from, "" for PyTorch's own index; variant: of the GPU image, "" for cpu.
     """
 
     target: str
@@ -34,6 +34,7 @@ class Build:
     torch_index: str = ""
     cubin: bool = False
     no_cache: bool = False
+    variant: str = ""
 
 
 def build_argv(client: Client, build: Build) -> tuple[str, ...]:
@@ -65,6 +66,11 @@ def build_args(build: Build) -> dict[str, str]:
         args["TORCH_CPU_INDEX"] = build.torch_index
     if build.cubin:
         args["FLASHINFER_CUBIN"] = "1"
+    if build.variant:
+        args["VARIANT"] = build.variant
+    if build.variant == "native" and build.no_cache:
+        # Docker repeats the step, and the folder of compiled objects outlives that
+        args["NATIVE_FRESH"] = "1"
     return args
 
 

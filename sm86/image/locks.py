@@ -89,6 +89,20 @@ _NO_MEDIA = {
 }
 
 
+_NOT_ON_A_RIG = {
+    "nvidia-cutlass-dsl": "compiler of CuTe kernels, for SM 9.0 and newer; this package's hooks take their place",
+    "tokenspeed-mla": "attention for SM 10.0",
+    "quack-kernels": "CuTe kernels for SM 9.0 and newer",
+    "nvidia-cudnn-frontend": "attention and convolutions of cuDNN, which no envelope uses",
+    "torchvision": "images; a text model needs none",
+    "torchaudio": "sound; a text model needs none",
+    "torchcodec": "video and sound; a text model needs none",
+    "pynvvideocodec": "video; a text model needs none",
+    "opencv-python-headless": "images; a text model needs none",
+}
+"""What vLLM asks for and no server of these envelopes imports; both variants of the GPU image go without."""
+
+
 def python_tag(python: str) -> str:
     """ "3.12" -> "py312", as in the lock files' names."""
     return "py" + python.replace(".", "")
@@ -132,17 +146,18 @@ def resolved_locks(pins: Pins) -> tuple[Lock, ...]:
                     f"torch=={pins.version('torch').partition('+')[0]}",
                     f"flashinfer-python=={pins.version('flashinfer')}",
                     f"nvidia-nccl-cu13=={pins.version('nccl')}",
+                    # the compiler that TileLang and the attention library are built with
+                    *(f"nvidia-cuda-{part}=={version}" for part, version in COMPILER.items()),
                 ),
                 python,
+                excluded=_NOT_ON_A_RIG,
                 constraints=(
-                    # what is compiled at run time must be code that the validated driver (CUDA 13.0) loads
-                    *(f"nvidia-cuda-{part}=={version}" for part, version in COMPILER.items()),
                     # nvcc asks for any nvvm and understands only its own
                     f"nvidia-nvvm=={COMPILER['nvcc']}",
-                    # what speaks to the driver is of the driver's CUDA; nvidia-cuda-nvdisasm is a tool that only
-                    # reads machine code, and nvidia-cutlass-dsl 4.6.0 insists on 13.3 or newer
-                    "cuda-python>=13.0,<13.1",
+                    # what speaks to the driver is of the driver's CUDA
                     "cuda-bindings>=13.0,<13.1",
+                    # the one that vLLM with all it asks for resolves to
+                    "protobuf<7",
                     # vLLM asks for this from Python 3.12 on only, and both images shall hold the same
                     "setuptools<81",
                 ),
@@ -195,6 +210,11 @@ def files_of(target: str, python: str, cubin: bool = False, variant: str = "whee
         return ("tools.txt", "cpu-torch.txt", f"cpu-{tag}.txt", "model.txt")
     native = ("native.txt", "native-source.txt") if variant == "native" else ()
     return ("tools.txt", f"gpu-{tag}.txt", *(("gpu-cubin.txt",) if cubin else ()), *native)
+
+
+def sbom_lock(python: str) -> str:
+    """The lock file of what writes an image's SBOM; it is no part of the image."""
+    return f"sbom-{python_tag(python)}.txt"
 
 
 def lock_hash(contents: Mapping[str, bytes]) -> str:

@@ -7,6 +7,12 @@ from sm86.spec.load import load_pins
 TARGETS = ("gpu", "cpu")
 """Targets of the Dockerfile that end in a server: for a rig, and for the embedded default."""
 
+VARIANTS = ("native", "wheel")
+"""Where the GPU image's kernel libraries come from: compiled for SM 8.6 from vLLM's source, or as published.
+
+The first is the default: it is what the runbook's rig runs, holds code for that chip alone and is much smaller.
+"""
+
 OFFICIAL_BASE = "python:3.12.12-slim-bookworm"
 """The base image where a registry answers."""
 

@@ -1,6 +1,7 @@
 """The build record: what an image was made from, written into it while it is built.
 
     python -m sm86.image.record --target cpu --variant wheel --base IMAGE --context DIR --out FILE
+    python -m sm86.image.record --target gpu ... --assembled FILE --kernels DIR
 
 No time is in it: two builds of the same files give the same record.
 """
@@ -8,6 +9,7 @@ No time is in it: two builds of the same files give the same record.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import platform
 import sys
@@ -16,6 +18,7 @@ from typing import Any
 
 from sm86.errors import CouldNotRun, Sm86Error
 from sm86.files import write_atomic
+from sm86.image.assemble import library_facts
 from sm86.image.context import SOURCES
 from sm86.image.git_facts import GitFacts, read_git
 from sm86.image.locks import LOCKS_DIR, files_of, lock_hash
@@ -41,12 +44,27 @@ def make_record(
         "git_rev": git.rev,
         "git_dirty": git.dirty,
         "lock_hash": lock_hash(locks),
+        "locks": {name: hashlib.sha256(locks[name]).hexdigest() for name in sorted(locks)},
         "base": base,
         "python": python,
         "target": target,
         "variant": variant,
         "pins": used,
     }
+
+
+def kernel_facts(assembled: Path | None, kernels: Path | None) -> dict[str, Any]:
+    """What the GPU image's libraries hold, what was rebuilt and left out; {} for an image without kernels."""
+    try:
+        found: dict[str, Any] = json.loads(assembled.read_text()) if assembled else {}
+    except (OSError, ValueError) as error:
+        raise CouldNotRun(f"cannot read {assembled}: {error}", "see the step that assembles the packages") from None
+    own = sorted(kernels.glob("*/*.so")) if kernels else []
+    libraries = {f"sm86/backend/{path.parent.name}/{path.name}": library_facts(path) for path in own}
+    if found or libraries:
+        found["libraries"] = {**found.get("libraries", {}), **libraries}
+    found.pop("variant", None)
+    return found
 
 
 def git_facts_of(rev: str, dirty: str, context: Path) -> GitFacts:
@@ -62,10 +80,12 @@ def main(arguments: list[str]) -> int:
         parser.add_argument(name, required=True)
     for name in ("--git-rev", "--git-dirty", "--cubin"):
         parser.add_argument(name, default="")
+    for name in ("--assembled", "--kernels"):
+        parser.add_argument(name, type=Path)
     options = parser.parse_args(arguments)
     context, cubin = Path(options.context), options.cubin == "1"
     version = platform.python_version()
-    files = files_of(options.target, ".".join(version.split(".")[:2]), cubin)
+    files = files_of(options.target, ".".join(version.split(".")[:2]), cubin, options.variant)
     try:
         try:
             locks = {name: (context / LOCKS_DIR / name).read_bytes() for name in files}
@@ -75,11 +95,12 @@ def main(arguments: list[str]) -> int:
             ) from None
         git = git_facts_of(options.git_rev, options.git_dirty, context)
         record = make_record(options.target, options.variant, options.base, version, git, locks, cubin)
+        record.update(kernel_facts(options.assembled, options.kernels))
         write_atomic(Path(options.out), json.dumps(record, indent=2) + "\n")
     except Sm86Error as error:
         print(f"{error.what}\n  {error.mend}", file=sys.stderr)
         return error.exit_code
-    print(json.dumps(record))
+    print(f"{record['target']} {record['variant']} of {record['git_rev']}, locks {record['lock_hash'][:12]}")
     return 0
 
 

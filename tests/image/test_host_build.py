@@ -24,6 +24,7 @@ from sm86.host.containers import EngineFacts, ImageFacts
 from sm86.image.failures import BuildFailed
 from sm86.image.names import OFFICIAL_BASE, OFFLINE_BASE
 
+ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).parent / "builds"
 IMAGE = "sm86-vllm-cpu:0.28.0"
 
@@ -62,11 +63,8 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with what a build looks at, as a git repository of one commit; no settings of this machine."""
     root = tmp_path / "clone"
     (root / "docker" / "wheels").mkdir(parents=True)
-    (root / "docker" / "locks").mkdir()
+    shutil.copytree(ROOT / "docker" / "locks", root / "docker" / "locks")
     (root / "docker" / "Dockerfile").write_text("FROM scratch\n")
-    (root / "docker" / "locks" / "cpu-torch.txt").write_text(
-        "torch==2.13.0+cpu \\\n    --hash=sha256:" + "a" * 64 + "\n"
-    )
     (root / "sm86").mkdir()
     (root / "sm86" / "a.py").write_text("a = 1\n")
     for words in (("init", "-q"), ("add", "."), ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "1")):

@@ -35,7 +35,7 @@ def text_of(name: str) -> str:
 
 def test_the_files_in_the_repository_are_the_locks_and_no_others():
     files = {path.name for path in (ROOT / LOCKS_DIR).iterdir()}
-    assert files == {lock.file for lock in LOCKS} | {"cpu-torch.txt", "native-source.txt"}
+    assert files == {lock.file for lock in LOCKS} | {"cpu-torch.txt", "native-source.txt", "base.txt"}
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)

@@ -50,10 +50,11 @@ def test_both_images_serve_without_root_and_without_a_shell():
 def test_every_package_comes_with_its_hash_and_nothing_is_resolved():
     logical = TEXT.replace("\\\n", " ")
     installs = re.findall(r"pip (?:--python \S+ )?(?:install|download)[^&\n]*", logical)
-    assert len(installs) == 8
+    assert len(installs) == 9
     for install in installs:
         assert "--no-deps" in install
         assert "--require-hashes" in install or install.rstrip().endswith("/src")
+        assert "--no-compile" in install or "download" in install, "bytecode is made once, by content"
 
 
 def test_no_frontend_has_to_be_fetched():

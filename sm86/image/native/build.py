@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 
 from sm86.errors import CouldNotRun, Sm86Error
-from sm86.files import write_atomic
 from sm86.image.fatbin import architectures
 from sm86.image.native import workspace
 from sm86.image.native.jobs import memory_gib, parallel_jobs
@@ -59,7 +58,7 @@ def build(
         target = out / "vllm" / path.name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    write_atomic(out / "native.json", json.dumps(record, indent=2) + "\n")
+    (out / "native.json").write_text(json.dumps(record, indent=2) + "\n")
     print(f"native build: {time.monotonic() - started:.0f} s", flush=True)
     return record
 
