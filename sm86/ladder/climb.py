@@ -153,16 +153,16 @@ def _bench(
     saved(after)
     rates = {number.name: number for number in measured.numbers}
     aggregate = rates.get("decode aggregate")
-    comparison = next((v.text for v in measured.verdicts if v.name == judge.COMPARISON), "")
+    said = next((v.text for v in measured.verdicts if v.name == judge.COMPARISON), "")
     run.outcome = replace(
         run.outcome,
         tok_s=aggregate.repeats if aggregate else (),
         each_tok_s=tuple(n.value for name, n in rates.items() if name.startswith("decode sequence ")),
-        comparison=comparison,
+        comparison=judge.compared(measured),
         findings=(*judge.findings_of(after), *judge.findings_of(measured)),
     )
     if run.outcome.tok_s:
-        run.outcome = replace(run.outcome, text=f"{median(run.outcome.tok_s):.1f} tok/s; {comparison}")
+        run.outcome = replace(run.outcome, text=f"{median(run.outcome.tok_s):.1f} tok/s; {said}")
     # a graph that was missed while decoding explains a slow or incoherent result, and comes first
     return judge.of_verify(after, rung) or judge.of_bench(measured, rung)
 

@@ -99,6 +99,12 @@ def of_bench(record: Record, rung: Rung) -> Cause | None:
     return None
 
 
+def compared(record: Record) -> str:
+    """The benchmark's word on its number and the published one ("within noise", "cannot be compared" ...)."""
+    found = record.details.get("comparison")
+    return str(found.get("verdict", "")) if isinstance(found, Mapping) else ""
+
+
 def of_fault(what: str, mend: str, after: Record | None, rung: Rung) -> Cause:
     """The cause where the server failed in the middle; `after`: its log verified once more, as far as it could be."""
     found = of_verify(after, rung) if after is not None else None

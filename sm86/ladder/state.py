@@ -49,7 +49,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a rung. tok_s: the aggregates of the repeats; each_tok_s: of each sequence, the median.
+    """What became of a rung. tok_s: the aggregates of the repeats; each_tok_s: of each sequence, the median;
+    comparison: the benchmark's word on it and the published number.
 
     step: what was being done, "" once its server is down; records: paths of its records; findings: what stands beside
     the number; started: UTC, as text.

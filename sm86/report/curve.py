@@ -19,8 +19,8 @@ MEASURED, PUBLISHED = "#1b6ca8", "#d1495b"
 class Point:
     """One rung: tok/s of all sequences together, None where there is no number; low and high: over the repeats.
 
-    published: None where nothing is published, and where the measured number carries a mark, as it is then compared
-    with nothing. comparison: the benchmark's own word on the two.
+    published: None where nothing is published, and beside a number that the benchmark could not compare with it (of a
+    CPU, of another rig). comparison: the benchmark's own word on the two.
     """
 
     label: str
@@ -43,8 +43,12 @@ def points(record: Record) -> tuple[Point, ...]:
     return tuple(_point(rung, record.conditions.mark) for rung in record.details["rungs"])
 
 
+COMPARED = ("better", "within noise", "worse")
+
+
 def _point(rung: Mapping[str, Any], mark: str) -> Point:
     repeats = rung["repeats_tok_s"]
+    beside = not mark and (rung["tok_s"] is None or rung["comparison"] in COMPARED)
     return Point(
         label=str(rung["key"]),
         shape=f"{rung['sequences']} x {rung['context']}",
@@ -54,7 +58,7 @@ def _point(rung: Mapping[str, Any], mark: str) -> Point:
         value=rung["tok_s"],
         low=min(repeats) if repeats else None,
         high=max(repeats) if repeats else None,
-        published=None if mark else rung["published_tok_s"],
+        published=rung["published_tok_s"] if beside else None,
         comparison=str(rung["comparison"]),
         text=str(rung["text"]),
     )
@@ -85,8 +89,8 @@ def _measured(point: Point) -> str:
 
 def _state(point: Point, mark: str) -> str:
     word = point.state
-    if point.state == "passed" and point.published is not None and point.comparison:
-        word += f", {point.comparison.split(':')[0]}"
+    if point.value is not None and point.comparison in (*COMPARED, "cannot be compared") and not mark:
+        word += f", {point.comparison}"
     return word + (mark if point.value is not None else "")
 
 
@@ -130,7 +134,7 @@ def plot(record: Record, x: str = "sequences") -> bytes:
         )
     for point, place, value in zip(found, places, values, strict=True):
         axes.annotate(
-            f"{point.shape}\n{value:.1f}", (place, value), xytext=(6, -26), textcoords="offset points", fontsize=8
+            f"{point.shape}\n{value:.1f}", (place, value), xytext=(8, -24), textcoords="offset points", fontsize=8
         )
     axes.set_xticks(sorted({*places, *(getattr(point, x) for point in known)}))
     axes.set_ylim(0, 1.15 * max([*values, *(point.high or 0 for point in found), *_of(known)]))

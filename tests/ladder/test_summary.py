@@ -21,11 +21,11 @@ NOW = datetime(2026, 5, 1, tzinfo=UTC)
 CURVE = {"sm86-262k": 59.0, "sm86-176k-2seq": 81.0, "sm86-114k-3seq": 104.0, "sm86-80k-4seq": 119.0}
 
 
-def sequence(values=CURVE, conditions: Conditions = CONDITIONS) -> Record:
+def sequence(values=CURVE, conditions: Conditions = CONDITIONS, comparison: str = "within noise") -> Record:
     found = rungs(SEQUENCE)
     state = State(s.identity_of(SEQUENCE, "docker", found, None, None, "", ()), "2026-05-01T12:00:00Z")
     for key, value in values.items():
-        outcome = Outcome(key, s.PASSED, tok_s=(value - 0.5, value, value + 0.5), comparison="within noise: so")
+        outcome = Outcome(key, s.PASSED, tok_s=(value - 0.5, value, value + 0.5), comparison=comparison)
         state = state.with_outcome(outcome)
     return summary.to_record(SEQUENCE, state, found, conditions, NOW, 12.0)
 
@@ -109,6 +109,16 @@ def test_marked_numbers_say_so_in_every_line_and_stand_beside_nothing() -> None:
     lines = curve.table(record)[1:]
     assert all(line.endswith("[emulated]") for line in lines)
     assert all(point.published is None for point in curve.points(record)) and "59.6" not in "\n".join(lines)
+
+
+def test_a_number_of_another_rig_stands_beside_nothing() -> None:
+    record = sequence(comparison="cannot be compared")
+    assert all(point.published is None for point in curve.points(record))
+    assert all("cannot be compared" in line and "120.1" not in line for line in curve.table(record)[1:])
+
+
+def test_a_rung_without_a_number_still_shows_what_is_published() -> None:
+    assert [point.published for point in curve.points(sequence({"sm86-262k": 59.0}))] == [59.6, 81.3, 104.5, 120.1]
 
 
 @pytest.mark.parametrize("x", ["sequences", "context"])
