@@ -11,7 +11,7 @@ from pathlib import Path
 from sm86.errors import CouldNotRun
 from sm86.host.engine import ENGINES, ServerEngine
 from sm86.launch import overrides as given
-from sm86.spec import Envelope, load_all, load_pins
+from sm86.spec import PROOF, Envelope, load_all, load_pins
 
 ROOT = Path(__file__).resolve().parents[2]
 """The clone: compose.yaml, .env and models/ lie at its top."""
@@ -41,6 +41,11 @@ def open_engine(
     settings = parse_overrides(overrides)
     check_dotenv(root)
     if engine == "docker":
+        if envelope.status == PROOF:
+            raise CouldNotRun(
+                f"{envelope.name} proves the code path on a GPU that is no SM86; it has no Compose service",
+                f"start it as a process on that machine: invoke up --envelope {envelope.name} --engine local",
+            )
         from sm86.host.docker import require_engine
         from sm86.host.docker_engine import DockerEngine
 

@@ -19,7 +19,7 @@ from sm86.record.schema import SCHEMA, from_json
 from sm86.record.store import RESULTS_DIR
 from sm86.report.gather import Gathered, Source, Unread, gather
 from sm86.report.sound import fault
-from sm86.spec import load_all
+from sm86.spec import load_all, load_proofs
 
 if TYPE_CHECKING:
     from sm86.report.document import Document
@@ -60,7 +60,7 @@ def report(
         unread = [Unread(guard.text(u.place), guard.text(u.why), u.fault) for u in unread]
     if not sources:
         raise CouldNotRun(_nothing(unread), "measure first, for example with invoke demo, or name a folder of records")
-    gathered = gather(sources, unread, load_all())
+    gathered = gather(sources, unread, (*load_all(), *load_proofs()))
     made = document(gathered, datetime.now(UTC), title or TITLE)
     if guard is not None:
         from sm86.report.document import map_text

@@ -14,6 +14,7 @@ from sm86.report.charts import RATE, amount
 from sm86.report.document import Block, Code, Inline, Listing, Prose, Quote, Ref, Section
 from sm86.report.gather import Entry, Gathered, Machine
 from sm86.report.sections.measured import aggregate, compared, is_good, part, passed, published, verified
+from sm86.spec import PROOF
 
 CLAIMS = (
     ("kv-cache-dtype", "{kv} KV cache"),
@@ -120,6 +121,8 @@ def _proven(gathered: Gathered, rig: Machine) -> tuple[list[Proven], list[Inline
         why = ""
         if envelope is None:
             why = "this version ships no such envelope"
+        elif envelope.status == PROOF:
+            why = "it proves the code path, with a made-up checkpoint"
         elif envelope.digest() != entry.record.envelope_digest:
             why = "the envelope has changed since"
         elif not is_good(entry.record) or number is None:

@@ -2,10 +2,11 @@
 
 from sm86.spec.checkpoint import Checkpoint
 from sm86.spec.envelope import Bench, Boot, Envelope, Graphs, Model, Published, Serve
-from sm86.spec.load import envelope_names, load_all, load_checkpoint, load_envelope, load_pins
+from sm86.spec.load import PROOF, envelope_names, load_all, load_checkpoint, load_envelope, load_pins, load_proofs
 from sm86.spec.pins import Pin, Pins
 
 __all__ = [
+    "PROOF",
     "Bench",
     "Boot",
     "Checkpoint",
@@ -21,4 +22,5 @@ __all__ = [
     "load_checkpoint",
     "load_envelope",
     "load_pins",
+    "load_proofs",
 ]

@@ -90,7 +90,7 @@ class Envelope:
     """One server. `name` is the service name, file name, label and record key.
 
     engine: "cuda" (a rig) or "cpu" (the embedded default; its numbers are never compared with published ones).
-    status: "published", "development", "experimental" or "embedded".
+    status: "published", "development", "experimental", "embedded", or "proof" (of the code path, on another GPU).
     environment: pairs in the order they are rendered; no value is ever empty.
     rules: names of the verification rules that apply to a log of this envelope.
     """

@@ -16,9 +16,14 @@ from sm86.spec.toml_table import Table, merge, read_toml
 
 SPEC_DIR = Path(__file__).parent
 ENVELOPES_DIR = SPEC_DIR / "envelopes"
+PROOFS_DIR = ENVELOPES_DIR / "proofs"
 FAMILIES_DIR = SPEC_DIR / "families"
 
-STATUSES = ("published", "development", "experimental", "embedded")
+PROOF = "proof"
+"""Status of an envelope that proves the code path on another GPU with a made-up checkpoint: a log and a server of it
+are judged like any other, but nobody's rig serves it, so it has no Compose service and stands in no table."""
+
+STATUSES = ("published", "development", "experimental", "embedded", PROOF)
 MAX_CONTEXT = 1_048_576
 
 
@@ -42,25 +47,39 @@ def envelope_names() -> tuple[str, ...]:
 
 @cache
 def load_all() -> tuple[Envelope, ...]:
-    """Every shipped envelope, validated; by context then sequences, the embedded default last."""
-    paths = sorted(ENVELOPES_DIR.glob("*.toml"))
+    """Every shipped envelope, validated; by context then sequences, the embedded default last. Proofs are apart."""
+    envelopes = _folder(ENVELOPES_DIR, proofs=False)
+    return tuple(sorted(envelopes, key=lambda e: (e.engine == "cpu", e.serve.context, e.serve.sequences)))
+
+
+@cache
+def load_proofs() -> tuple[Envelope, ...]:
+    """The envelopes of status PROOF, by name."""
+    return tuple(sorted(_folder(PROOFS_DIR, proofs=True), key=lambda envelope: envelope.name))
+
+
+def _folder(folder: Path, proofs: bool) -> tuple[Envelope, ...]:
+    paths = sorted(folder.glob("*.toml"))
     envelopes = [_read(path) for path in paths]
     for path, envelope in zip(paths, envelopes, strict=True):
         if path.stem != envelope.name:
             raise CouldNotRun(f"{path}: name is {envelope.name!r}", f"name the envelope as its file: {path.stem}")
-    return tuple(sorted(envelopes, key=lambda e: (e.engine == "cpu", e.serve.context, e.serve.sequences)))
+        if (envelope.status == PROOF) != proofs:
+            raise CouldNotRun(f"{path}: status is {envelope.status!r}", f"proofs, and only they, lie in {PROOFS_DIR}")
+    return tuple(envelopes)
 
 
 def load_envelope(name: str) -> Envelope:
-    """The envelope of that name, or of that path when it ends in .toml.
+    """The envelope of that name, proofs included, or of that path when it ends in .toml.
 
     Raises CouldNotRun: unknown name (with the nearest one), broken or inconsistent TOML.
     """
     if name.endswith(".toml"):
         return _read(Path(name))
-    path = ENVELOPES_DIR / f"{name}.toml"
-    if validate.NAME.fullmatch(name) and path.is_file():
-        return _read(path)
+    if validate.NAME.fullmatch(name):
+        for folder in (ENVELOPES_DIR, PROOFS_DIR):
+            if (path := folder / f"{name}.toml").is_file():
+                return _read(path)
     shipped = [file.stem for file in sorted(ENVELOPES_DIR.glob("*.toml"))]
     near = difflib.get_close_matches(name, shipped, 1, cutoff=0.4)
     hint = f"did you mean {near[0]}? " if near else ""

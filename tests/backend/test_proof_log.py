@@ -21,7 +21,7 @@ LOG = (DATA / "sm86-proof.log").read_bytes().decode()
 
 
 def judged(text: str) -> dict[str, str]:
-    report = verify_log(load_envelope(str(DATA / "sm86-proof.toml")), iter([text.encode()]), None, "the log")
+    report = verify_log(load_envelope("sm86-proof"), iter([text.encode()]), None, "the log")
     return {finding.rule: finding.state for finding in report.findings}
 
 
@@ -61,6 +61,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[str], str]]] = {
         "attention-backend",
         replaced(r"backend attention_backend=FLASHINFER_MLA_SPARSE_DSV4", "backend attention_backend=FLASHMLA_SPARSE"),
     ),
+    "the plugin did not say what it took": ("attention-backend", without("[sm86] backend attention_backend=")),
     "a decode batch missed its graph": (
         "dispatch",
         replaced(r"SM86 cudagraph hit cg_mode=FULL num_tokens=4", "SM86 cudagraph miss cg_mode=NONE num_tokens=4", 1),
@@ -98,6 +99,18 @@ def test_an_honest_mutation_fails(name: str) -> None:
     assert states[rule] in ("fail", "not seen"), states
 
 
+def test_the_command_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from sm86.cli.verify import verify
+
+    assert verify("sm86-proof", str(DATA / "sm86-proof.log"), results=tmp_path) == 0
+    assert "sm86-proof: verified (19 pass)" in capsys.readouterr().out
+    broken = tmp_path / "broken.log"
+    broken.write_text(without("SM86 cudagraph")(LOG))
+    assert verify("sm86-proof", str(broken), results=tmp_path) == 1
+    # the wrong envelope does not prove anything either
+    assert verify("sm86-proof-tp2", str(DATA / "sm86-proof.log"), results=tmp_path) == 1
+
+
 def test_what_the_plugin_said() -> None:
     lines = [re.sub(r"^\(\w+ pid=\d+\) ", "", line) for line in LOG.split("\n")]
     said = {entry.key: entry.value for entry in map(parse_line, lines) if getattr(entry, "section", "") == "backend"}
@@ -110,5 +123,5 @@ def test_what_the_plugin_said() -> None:
 
 
 def test_the_two_gpu_envelope_is_valid_too() -> None:
-    two = load_envelope(str(DATA / "sm86-proof-tp2.toml"))
-    assert two.serve.tensor_parallel == 2 and two.rules == load_envelope(str(DATA / "sm86-proof.toml")).rules
+    two = load_envelope("sm86-proof-tp2")
+    assert two.serve.tensor_parallel == 2 and two.rules == load_envelope("sm86-proof").rules

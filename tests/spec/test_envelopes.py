@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from sm86.spec import load_all, load_envelope, load_pins
+from sm86.spec import load_all, load_envelope, load_pins, load_proofs
 from sm86.spec.argv import serve_argv
 
 PUBLISHED = {
@@ -65,6 +65,41 @@ def test_the_roadmaps_keep_list_is_in_the_environment():
             environment = dict(envelope.environment)
             assert environment["VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"] == "0"
             assert environment["FUSE_ALLREDUCE_RMS"] == "1"
+
+
+def test_proofs_are_apart_from_what_a_rig_serves():
+    proofs = {envelope.name: envelope for envelope in load_proofs()}
+    assert list(proofs) == ["sm86-proof", "sm86-proof-tp2"]
+    assert not set(proofs) & {envelope.name for envelope in load_all()}
+    for name, envelope in proofs.items():
+        assert load_envelope(name) == envelope and envelope.status == "proof" and envelope.published is None
+        # no Git checkout lies on the machines that they run on
+        assert set(envelope.rules) < set(load_envelope("sm86-262k").rules) - {"git-revision"}
+    assert [proofs[name].serve.tensor_parallel for name in proofs] == [1, 2]
+
+
+def test_a_proof_among_the_envelopes_is_refused(tmp_path, monkeypatch):
+    from sm86.errors import CouldNotRun
+    from sm86.spec import load
+
+    (tmp_path / "sm86-proof.toml").write_text((load.PROOFS_DIR / "sm86-proof.toml").read_text())
+    monkeypatch.setattr(load, "ENVELOPES_DIR", tmp_path)
+    load.load_all.cache_clear()
+    try:
+        with pytest.raises(CouldNotRun, match="status is 'proof'"):
+            load.load_all()
+    finally:
+        monkeypatch.undo()
+        load.load_all.cache_clear()
+
+
+def test_a_proof_has_no_service_and_says_what_to_do():
+    from sm86.cli.engines import open_engine
+    from sm86.errors import CouldNotRun
+
+    with pytest.raises(CouldNotRun, match="no Compose service") as refused:
+        open_engine(load_envelope("sm86-proof"))
+    assert "--engine local" in refused.value.mend
 
 
 def test_pins():
