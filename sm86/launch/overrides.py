@@ -166,6 +166,13 @@ OVERRIDES: tuple[Override, ...] = (
         "trtllm",
         _one_of("auto", "trtllm", "mnnvl"),
     ),
+    Override(
+        "SM86_HOST_ALLREDUCE",
+        "small all-reduces through host memory, for GPUs without peer access",
+        "auto, 1 or 0",
+        "auto",
+        _one_of("auto", "1", "0"),
+    ),
     Override("CUDAGRAPH_DISPATCH_DEBUG", "log how each batch was dispatched to a graph", "0 or 1", "1", _flag),
     Override(
         "SPEC_CUDAGRAPH_DEBUG",
@@ -230,7 +237,12 @@ _HOST_NAMES = (
 """Read by the Compose files and the commands on the host, or set by the launcher itself; a server started as a
 process inherits the former."""
 
-_BACKEND_NAMES = ("SM86_HOST_ALLREDUCE", "SM86_INDEXER_QUERY", "SM86_NATIVE_LIBRARY", "SM86_TEST_WITHOUT_HOOKS")
+_BACKEND_NAMES = (
+    "SM86_COLLECTIVES_LIBRARY",
+    "SM86_INDEXER_QUERY",
+    "SM86_NATIVE_LIBRARY",
+    "SM86_TEST_WITHOUT_HOOKS",
+)
 """Read by the vLLM plugin in the engine's processes (docs/backend.md)."""
 
 KNOWN_SM86_NAMES: frozenset[str] = frozenset((*BY_NAME, *SETTINGS, *_HOST_NAMES, *_BACKEND_NAMES))

@@ -258,6 +258,18 @@ def _flashinfer_backend(run: Run, override: Given) -> State:
     return _inert(override, "only read when FlashInfer's workspace is made, which does not happen on SM86")
 
 
+def _host_allreduce(run: Run, override: Given) -> State:
+    nowhere = _no_collective(run, override)
+    if nowhere:
+        return nowhere
+    if not run.setting.plugin:
+        return _inert(override, "the sm86 plugin, which has this all-reduce, is not installed in this engine")
+    if override.value == "0":
+        return _effective(override, "off; NCCL does every all-reduce")
+    chosen = "values and times at start decide" if override.value == "auto" else "taken for every decode message"
+    return _effective(override, f"{chosen}; the log's [sm86] collectives lines say what was chosen and why")
+
+
 def _dispatch_debug(run: Run, override: Given) -> State:
     if run.on_cpu:
         return _inert(override, NO_CPU_GRAPHS)
@@ -331,6 +343,7 @@ _RULES: Mapping[str, Callable[[Run, Given], State]] = {
     "FUSE_ALLREDUCE_RMS": _fuse,
     "VLLM_ALLREDUCE_USE_FLASHINFER": _flashinfer,
     "VLLM_FLASHINFER_ALLREDUCE_BACKEND": _flashinfer_backend,
+    "SM86_HOST_ALLREDUCE": _host_allreduce,
     "CUDAGRAPH_DISPATCH_DEBUG": _dispatch_debug,
     "SPEC_CUDAGRAPH_DEBUG": _spec_debug,
     "SM86_PROFILE_STEPS": _profile,

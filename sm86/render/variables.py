@@ -67,6 +67,7 @@ _UNSET = {
     "FUSE_ALLREDUCE_RMS": "the envelope's own",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "vLLM's own default",
     "VLLM_FLASHINFER_ALLREDUCE_BACKEND": "vLLM's own default",
+    "SM86_HOST_ALLREDUCE": "auto",
     "CUDAGRAPH_DISPATCH_DEBUG": "off",
     "SPEC_CUDAGRAPH_DEBUG": "off",
     "SM86_PROFILE_STEPS": "no profiler",

@@ -31,7 +31,7 @@ def log(tmp_path) -> Path:
 def test_a_good_log_gives_0_and_a_record(log, tmp_path, capsys):
     assert command.verify(GOOD, str(log), results=tmp_path / "results") == 0
     out = capsys.readouterr().out
-    assert f"{GOOD}: verified (19 pass, 1 not applicable)" in out
+    assert f"{GOOD}: verified (20 pass, 1 not applicable)" in out
     assert "\x1b" not in out and "\r" not in out
     (path,) = (tmp_path / "results" / GOOD).glob("*-verify.json")
     record = load(path)
@@ -55,7 +55,7 @@ def test_json_is_one_document_with_schema_and_lines(log, capsys):
     assert (values["schema"], values["version"], values["passed"]) == ("sm86.verify", 1, True)
     ready = next(one for one in values["findings"] if one["rule"] == "ready")
     assert ready["state"] == "pass" and ready["evidence"][0]["line"] > 100
-    assert values["counts"] == {"pass": 19, "fail": 0, "not seen": 0, "not applicable": 1}
+    assert values["counts"] == {"pass": 20, "fail": 0, "not seen": 0, "not applicable": 1}
 
 
 def test_a_terminal_gets_a_table(log, capsys, monkeypatch):

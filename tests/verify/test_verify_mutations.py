@@ -36,7 +36,40 @@ OOM = (
     "23.57 GiB of which 11.06 MiB is free."
 )
 
+ASKED_ON = {"value": "1", "state": "effective", "why": "asked for"}
+ASKED_OFF = {"value": "0", "state": "effective", "why": "asked for"}
+
+
+def by_nccl(reason: str, **changes: object) -> str:
+    text = replaced(good(**changes), "collectives choice=host", "collectives choice=nccl")
+    return replaced(text, "collectives reason=faster than NCCL at 8192, 32768 bytes", f"collectives reason={reason}")
+
+
 MUTATIONS = {
+    "the host all-reduce was asked for and is not there": (
+        lambda: by_nccl("set-up failed: no library", override__SM86_HOST_ALLREDUCE=ASKED_ON),
+        {"host-allreduce": "fail"},
+    ),
+    "the host all-reduce was switched off and is there": (
+        lambda: good(override__SM86_HOST_ALLREDUCE=ASKED_OFF),
+        {"host-allreduce": "fail"},
+    ),
+    "the host all-reduce summed wrongly": (
+        lambda: by_nccl("the value check failed: two-shot, 8192 bytes"),
+        {"host-allreduce": "fail"},
+    ),
+    "an all-reduce of another name": (
+        lambda: replaced(good(), "collectives choice=host", "collectives choice=gloo"),
+        {"host-allreduce": "fail"},
+    ),
+    "a rank that did not come to an all-reduce": (
+        lambda: good() + "(Worker_TP0 pid=4301) [sm86] collectives failed=host all-reduce stopped: rank 3 has ended\n",
+        {"host-allreduce": "fail"},
+    ),
+    "the choice of the all-reduce is cut out": (
+        lambda: without(good(), "collectives choice="),
+        {"host-allreduce": "not seen"},
+    ),
     "another envelope's manifest": (lambda: good(envelope="sm86-262k"), {"manifest": "fail"}),
     "an older spec": (lambda: good(envelope_digest="0000000000000000"), {"manifest": "fail"}),
     "a manifest of another format": (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from sm86.errors import CouldNotRun
 from sm86.verify.case import Case, named
 from sm86.verify.findings import Finding
-from sm86.verify.rules import engine, graphs, launch, life, memory
+from sm86.verify.rules import collectives, engine, graphs, launch, life, memory
 
 Rule = Callable[[Case], Finding]
 
@@ -21,6 +21,7 @@ RULES: Mapping[str, Rule] = {
     "kv-cache-dtype": engine.kv_cache_dtype,
     "attention-backend": engine.attention_backend,
     "moe-backend": engine.moe_backend,
+    "host-allreduce": collectives.host_allreduce,
     "memory-profiler": memory.memory_profiler,
     "block-override": memory.block_override,
     "context-served": memory.context_served,
