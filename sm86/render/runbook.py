@@ -66,6 +66,7 @@ CHECKLIST = (
     CheckRow("vLLM got exactly the envelope's arguments; overrides are named", ("manifest", "argv")),
     CheckRow("the envelope's context is really served, on all GPUs", ("context-served", "tensor-parallel")),
     CheckRow("the MoE backend and the hybrid KV cache are in use", ("moe-backend", "hybrid-kv")),
+    CheckRow("small all-reduces go the way that was asked for, or that won at start", ("host-allreduce",)),
     CheckRow("no environment variable that vLLM does not know", ("unknown-environment",)),
     CheckRow(
         "memory never ran out, the server booted once, and it is ready", ("out-of-memory", "single-boot", "ready")
