@@ -98,7 +98,21 @@ def _choose(rig: Rig, fit: list[int], ranks: int) -> tuple[int, ...]:
         by_socket = sorted(groups(rig, SOCKET), key=lambda group: (-len(group), group))
         ordered = [index for group in by_socket for index in group if index in fit]
         return tuple(sorted(ordered[:ranks]))
-    return min(combinations(fit, ranks), key=lambda chosen: (_cost(rig, chosen), chosen))
+    socket = {index: at for at, group in enumerate(groups(rig, SOCKET)) for index in group}
+
+    def cost(chosen: tuple[int, ...]) -> tuple[int, tuple[int, int], tuple[int, ...]]:
+        sizes = [sum(1 for index in chosen if socket[index] == at) for at in set(socket.values())]
+        return (0 if max(sizes) == ranks else 1 if _halve(sizes) else 2), _cost(rig, chosen), chosen
+
+    return min(combinations(fit, ranks), key=cost)
+
+
+def _halve(sizes: list[int]) -> bool:
+    """Whether some of these sockets hold just half of all: 4 + 4 is better than 5 + 3, though more pairs are apart."""
+    sums = {0}
+    for size in sizes:
+        sums |= {size + known for known in sums}
+    return sum(sizes) % 2 == 0 and sum(sizes) // 2 in sums
 
 
 def _cost(rig: Rig, chosen: tuple[int, ...]) -> tuple[int, int]:

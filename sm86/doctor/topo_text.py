@@ -106,9 +106,9 @@ def _header(line: str) -> _Table | None:
 
 
 def _has_cells(line: str) -> bool:
-    """A row "GPU0  X  PHB" against a header "GPU0  GPU1": the second word is no device."""
+    """A row "GPU0  X  PHB" against a header "GPU0  GPU1" or "GPU0  CPU Affinity"."""
     words = line.split()
-    return len(words) > 1 and not _DEVICE.fullmatch(words[1])
+    return len(words) > 1 and (_link(words[1]) is not None or words[1] in _PEER)
 
 
 def _cells(text: str, tabs: bool) -> list[str]:

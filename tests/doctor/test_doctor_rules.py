@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm86.doctor.facts import (
@@ -399,6 +399,7 @@ def test_a_machine_without_nvidia_is_told_so_once() -> None:
 PARTS = [item.name for item in fields(Rig) if item.name not in ("mark", "taken", "product", "missed")]
 
 
+@settings(deadline=None)
 @given(st.sets(st.sampled_from(PARTS)), st.sets(st.integers(0, 7)))
 def test_no_set_of_missing_facts_ends_a_rule(missing: set[str], gone: set[int]) -> None:
     empty = Rig()
