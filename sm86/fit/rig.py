@@ -16,7 +16,7 @@ CUDA_RESERVE = 318 * MIB
 FEW_MULTIPROCESSORS = 82
 """Where the number is not known: a 3090's. It decides a few MiB."""
 
-MEND_FACTS = "give what `invoke doctor --json` wrote on the rig, or a profile (`invoke plan --rig list` names them)"
+MEND_FACTS = "give what `invoke doctor --json` wrote on the rig, or a profile like those of sm86/spec/rigs"
 
 
 @dataclass(frozen=True, slots=True)
