@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm86.cli import boot_view
 from sm86.cli.engines import open_engine
-from sm86.cli.served import gpu_watcher
+from sm86.cli.served import gpu_watcher, gpus_of
 from sm86.errors import CheckFailed, CouldNotRun, Sm86Error
 from sm86.files import write_atomic
 from sm86.ladder.rungs import Rung
@@ -45,6 +45,7 @@ class LadderHands:
         self._open = open_server
         # the engine object that started a process is the only one to learn its exit code
         self._running: dict[str, ServerEngine] = {}
+        self._manifest: Mapping[str, Any] | None = None
         self.conditions: Conditions | None = None
         """Of the last server that was started here."""
 
@@ -53,7 +54,8 @@ class LadderHands:
         from sm86.measure.plan import plan
 
         plan(rung.envelope, self._repeats, self._decode_tokens)
-        server = self._server(rung)
+        # what a start of it lacks, an interpreter or a model, is told before anything is begun
+        server = self._server(rung, to_start=True)
         if server.state().is_up:
             raise self._runs_already(rung)
         check = getattr(server, "check", None)
@@ -70,6 +72,7 @@ class LadderHands:
         watched = _Watched(rung)
         with watched, boot_view.progress(f"{rung.envelope.name} starts ({self._engine})") as show:
             result = boot_and_wait(server, rung.envelope, show)
+        self._manifest = result.manifest
         record = record_of(result, server, rung.envelope)
         if result.failure is not None and result.failure.could_not_run:
             raise CouldNotRun(
@@ -78,7 +81,7 @@ class LadderHands:
                 tuple(f"{number}: {text}" for number, text in result.failure.lines),
             )
         self.conditions = record.conditions
-        return replace(record, details={**record.details, "telemetry": watched.seen})
+        return replace(record, details={**record.details, "telemetry": watched.seen(gpus_of(result.manifest))})
 
     def verify(self, rung: Rung) -> Record:
         from sm86.verify.record import report_to_record
@@ -100,7 +103,7 @@ class LadderHands:
         steps = plan(rung.envelope, self._repeats, self._decode_tokens)
         client = Client(parse_address(self._server(rung).base_url), read_api_key(None))
         state = "pass" if verified else "fail"
-        watcher = gpu_watcher(rung.envelope)
+        watcher = gpu_watcher(rung.envelope, self._manifest)
         with progress() as shown:
             return to_record(run(rung.envelope, steps, client, self.conditions, state, shown, telemetry=watcher))
 
@@ -149,12 +152,12 @@ class LadderHands:
 
 
 class _Watched:
-    """The GPUs while a block runs; `seen` is then what a record keeps of them."""
+    """The GPUs while a block runs; `seen` then gives what a record keeps of those that the server runs on."""
 
     def __init__(self, rung: Rung) -> None:
         self._watcher = gpu_watcher(rung.envelope)
         self._began = time.perf_counter()
-        self.seen: Mapping[str, Any] = {}
+        self._ended = self._began
 
     def __enter__(self) -> _Watched:
         if self._watcher is not None:
@@ -164,7 +167,12 @@ class _Watched:
     def __exit__(self, *_: object) -> None:
         if self._watcher is not None:
             self._watcher.stop()
-        self.seen = summarise(self._watcher, ((self._began, time.perf_counter()),), self._began).to_json()
+        self._ended = time.perf_counter()
+
+    def seen(self, uuids: Sequence[str]) -> Mapping[str, Any]:
+        if self._watcher is not None:
+            self._watcher.only(uuids)
+        return summarise(self._watcher, ((self._began, self._ended),), self._began).to_json()
 
 
 def say(text: str) -> None:

@@ -81,12 +81,18 @@ def bench(
         json,
         conditions=now.conditions,
         verify_state=state,
-        telemetry=gpu_watcher(envelope),
+        telemetry=gpu_watcher(envelope, now.report.manifest),
     )
 
 
-def gpu_watcher(envelope: Envelope) -> Watcher | None:
-    """Who watches the GPUs of this machine while the envelope is measured; None on the CPU engine, which has none."""
+def gpu_watcher(envelope: Envelope, manifest: Mapping[str, object] | None = None) -> Watcher | None:
+    """Who watches the GPUs that the server says it runs on; None on the CPU engine, which has none."""
     from sm86.host.telemetry import Watcher
 
-    return Watcher() if envelope.uses_gpu else None
+    return Watcher(uuids=gpus_of(manifest)) if envelope.uses_gpu else None
+
+
+def gpus_of(manifest: Mapping[str, object] | None) -> tuple[str, ...]:
+    """UUIDs of the server's GPUs by its manifest; none where it does not say."""
+    named = (manifest or {}).get("gpus")
+    return tuple(str(uuid) for uuid in named) if isinstance(named, list) else ()

@@ -10,7 +10,7 @@ import contextlib
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,12 @@ class Watcher:
     """`gpus`: what does not change, by GPU; `taken`: one mapping a second (see `telemetry_query`); `problem`: why there
     is nothing, "" where there is. Lists are complete after `stop`."""
 
-    def __init__(self, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, interval_s: float = INTERVAL_S, uuids: Sequence[str] = ()) -> None:
+        """uuids: see `only`; all GPUs by default."""
         self.interval_s = interval_s
+        self._uuids = tuple(uuids)
         self.gpus: list[Mapping[str, Any]] = []
-        self.taken: list[Mapping[str, Any]] = []
+        self.taken: list[dict[str, Any]] = []
         self.problem = ""
         self._stride = 1
         self._seen = 0
@@ -73,6 +75,18 @@ class Watcher:
             self._thread.join(END_S)
         if not self.gpus and not self.problem:
             self.problem = "NVML did not answer"
+        self.only(self._uuids)
+
+    def only(self, uuids: Sequence[str]) -> None:
+        """Forget the GPUs of other UUIDs: one that serves nothing would look like a slow one. Nothing is forgotten
+        where none is named or none is known by these. For a watcher that has stopped."""
+        places = [place for place, gpu in enumerate(self.gpus) if gpu.get("uuid") in uuids]
+        if not places:
+            return
+        self.gpus = [self.gpus[place] for place in places]
+        for sample in self.taken:
+            gpus = sample.get("gpus", ())
+            sample["gpus"] = [gpus[place] for place in places if place < len(gpus)]
 
     def _read(self, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout is not None
@@ -86,7 +100,7 @@ class Watcher:
                 if isinstance(values, dict):
                     self._take(values)
 
-    def _take(self, values: Mapping[str, Any]) -> None:
+    def _take(self, values: dict[str, Any]) -> None:
         if "problem" in values:
             self.problem = str(values["problem"])
         elif "at" not in values:

@@ -1,6 +1,6 @@
 """The GPUs once a second, as a program of its own: prints one JSON object a line until its standard input ends.
 
-    {"gpus": [{"index", "name", "max_sm_clock_mhz", "power_limit_w", "default_power_limit_w", "memory_mib",
+    {"gpus": [{"index", "uuid", "name", "max_sm_clock_mhz", "power_limit_w", "default_power_limit_w", "memory_mib",
                "max_link_gen", "max_link_width"}, ...]}                                        the first line
     {"at": seconds, "gpus": [{"sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "reasons", "tx_mb_s",
                "rx_mb_s", "memory_mib", "busy_percent", "link_gen", "link_width"}, ...]}       every other
@@ -30,6 +30,7 @@ KIB_TO_MB = 1.024e-3
 def still(nvml: Any) -> dict[str, Ask]:
     """What does not change while a run goes on."""
     return {
+        "uuid": lambda gpu: _text(nvml.nvmlDeviceGetUUID(gpu)),
         "name": lambda gpu: _text(nvml.nvmlDeviceGetName(gpu)),
         "max_sm_clock_mhz": lambda gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
         "power_limit_w": lambda gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,

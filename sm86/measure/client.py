@@ -141,6 +141,10 @@ class Client:
         """The JSON of the answer to a JSON body. Raises ServerFault."""
         return _json(self._answer("POST", path, body), path)
 
+    def post(self, path: str) -> None:
+        """Ask for something to be done, with an empty body and no answer but its success. Raises ServerFault."""
+        self._answer("POST", path, {})
+
     def stream(
         self,
         request: Request,

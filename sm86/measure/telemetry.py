@@ -64,7 +64,7 @@ class Source(Protocol):
     """Who watches the GPUs (`sm86.host.telemetry.Watcher`); the three are complete once it has stopped."""
 
     gpus: list[Mapping[str, Any]]
-    taken: list[Mapping[str, Any]]
+    taken: list[dict[str, Any]]
     problem: str
 
     def start(self) -> None: ...
@@ -134,8 +134,11 @@ def summarise(source: Source | None, spans: Sequence[tuple[float, float]], origi
     if taken and not inside:
         notes.append("no sample fell into what was measured, so the whole run is told")
     counted = inside or taken
-    columns = [_Gpu(index, still, [_of(s, index) for s in counted]) for index, still in enumerate(source.gpus)]
-    limits = _lost(taken, len(columns), origin)
+    columns = [
+        _Gpu(int(still.get("index", place)), still, [_of(s, place) for s in counted])
+        for place, still in enumerate(source.gpus)
+    ]
+    limits = _lost(taken, [gpu.index for gpu in columns], origin)
     if not any(gpu.values for gpu in columns):
         text = "; ".join(
             [*(limit.text for limit in limits), "the driver gives no clocks, power, temperature or traffic"]
@@ -186,8 +189,10 @@ class _Gpu:
         return [(words, share) for words, share in self.reasons.items() if words in named and share >= SHARE]
 
     def to_json(self) -> dict[str, Any]:
+        # the conditions name the GPUs; a second place would have to be redacted as well
+        still = {name: value for name, value in self.still.items() if name != "uuid"}
         return {
-            **self.still,
+            **still,
             "statistics": {n: [min(v), round(median(v), 1), max(v)] for n, v in self.values.items()},
             "reasons": {words: round(share, 3) for words, share in self.reasons.items() if share},
         }
@@ -281,13 +286,13 @@ def _uneven(gpus: Sequence[_Gpu]) -> list[Limit]:
     return [Limit(CLOCKS, tuple(sorted(slow)), text)]
 
 
-def _lost(taken: Sequence[Mapping[str, Any]], count: int, origin: float) -> tuple[Limit, ...]:
+def _lost(taken: Sequence[Mapping[str, Any]], indices: Sequence[int], origin: float) -> tuple[Limit, ...]:
     found = []
-    for index in range(count):
-        errors = [(s["at"], str(_of(s, index)["error"])) for s in taken if "error" in _of(s, index)]
+    for place, index in enumerate(indices):
+        errors = [(s["at"], str(_of(s, place)["error"])) for s in taken if "error" in _of(s, place)]
         if errors:
             at, why = errors[0]
-            back = "" if "error" in _of(taken[-1], index) else ", and came back"
+            back = "" if "error" in _of(taken[-1], place) else ", and came back"
             found.append(Limit(LOST, (index,), f"{LOST}: GPU {index} from {at - origin:.0f} s on ({why}){back}"))
     return tuple(found)
 
