@@ -152,9 +152,10 @@ def _bytes(name: str, where: str) -> bytes:
             handle = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
         except (OSError, ValueError) as error:
             raise CouldNotRun(f"cannot read {where}: {getattr(error, 'strerror', error)}", FILE_MEND) from None
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise CouldNotRun(f"{where} is no plain file", f"use - and a pipe, or {FILE_MEND}")
         with os.fdopen(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise CouldNotRun(f"{where} is no plain file", f"use - and a pipe, or {FILE_MEND}")
             try:
                 data = file.read(MOST_BYTES + 1)
             except OSError as error:
