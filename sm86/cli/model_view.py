@@ -1,4 +1,4 @@
-"""What `invoke model.*` shows: a checkpoint's findings, a fetch's list, and progress on stderr."""
+"""What the model commands show: a checkpoint's findings, a fetch's list, and progress on stderr."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def require_folders(service: Service) -> None:
             if below != argument and not (Path(source) / below).exists():
                 raise ModelMissing(
                     f"there is no model at {Path(source) / below}",
-                    "download the checkpoint there (docs/runbook.md), or set SM86_MODELS_DIR to the folder that has it",
+                    "fetch the checkpoint there (invoke model.fetch), or set SM86_MODELS_DIR to the folder that has it",
                 )
 
 

@@ -11,6 +11,9 @@ import torch
 from sm86.backend.quant import checkpoint as wanted
 from sm86.backend.quant.startup import check_model_folder, names_in
 from sm86.backend.testing import checkpoint as making
+from sm86.weights.inspection import inspect
+from sm86.weights.judge import Wanted
+from sm86.weights.places import locate
 
 
 @pytest.fixture
@@ -51,6 +54,18 @@ def test_a_written_checkpoint_passes_the_start_up_check(small: making.Shape, tmp
     linears = wanted.quantized_linears(config)
     assert names == wanted.plain_tensors(config) | {f"{n}.{part}" for n in linears for part in wanted.QUANTIZED_PARTS}
     assert size == json.loads((tmp_path / "model.safetensors.index.json").read_text())["metadata"]["total_size"]
+
+
+def test_a_written_checkpoint_is_laid_out_as_model_check_expects(small: making.Shape, tmp_path: Path) -> None:
+    """Names, types and shapes that torch and the safetensors library write, against those derived from the config."""
+    pytest.importorskip("safetensors")
+    pytest.importorskip("transformers")
+    making.write(tmp_path, small, "cpu", shard_bytes=1 << 20)
+    wanted_one = Wanted("OWNER/NAME", "DeepseekV4ForCausalLM", True, "auto_round:auto_gptq", "0.14.0")
+    seen = inspect(locate(tmp_path), wanted_one, None, False, lambda count: None)
+    states = {finding.rule: finding.state for finding in seen.findings}
+    assert {rule for rule, state in states.items() if state != "pass"} == {"config-values", "lock", "bytes"}
+    assert set(states.values()) == {"pass", "not applicable"}
 
 
 def test_layer_kinds_and_routing_kinds() -> None:
