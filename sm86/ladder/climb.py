@@ -108,6 +108,7 @@ def _one(state: State, rung: Rung, hands: Hands, keep: Keep, tell: Tell) -> Stat
         saved(booted)
         cause = judge.of_boot(booted, rung)
         if cause is None:
+            run.outcome = replace(run.outcome, findings=judge.effects_of(booted, rung))
             first, cause = _conditions(state, booted)
             state = replace(state, conditions=first)
         if cause is None:
@@ -159,7 +160,7 @@ def _bench(
         tok_s=aggregate.repeats if aggregate else (),
         each_tok_s=tuple(n.value for name, n in rates.items() if name.startswith("decode sequence ")),
         comparison=judge.compared(measured),
-        findings=(*judge.findings_of(after), *judge.findings_of(measured)),
+        findings=(*run.outcome.findings, *judge.findings_of(after), *judge.findings_of(measured)),
     )
     if run.outcome.tok_s:
         run.outcome = replace(run.outcome, text=f"{median(run.outcome.tok_s):.1f} tok/s; {said}")

@@ -76,6 +76,17 @@ def findings_of(record: Record) -> tuple[str, ...]:
     return tuple(f"{v.name}: {v.text}" for v in record.verdicts if v.name == TELEMETRY and v.state == "fail")
 
 
+def effects_of(record: Record, rung: Rung) -> tuple[str, ...]:
+    """Overrides that were said to be effective before the start, and that the launcher does not say so of after it: the
+    rig may not be what was assumed."""
+    real = record.conditions.overrides
+    return tuple(
+        f"override {one.name}={one.value}: said to be effective, the launcher's manifest does not say so"
+        for one in rung.effects
+        if one.is_effective and one.name not in real
+    )
+
+
 def of_bench(record: Record, rung: Rung) -> Cause | None:
     """Why the measurement is no result, or slower than published; None where it is one and is not."""
     verdicts = {verdict.name: verdict for verdict in record.verdicts}

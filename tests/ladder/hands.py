@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,9 @@ class FakeHands:
     def boot(self, rung: Rung) -> Record:
         assert not self.up, f"{self.up} still runs while {rung.key} boots"
         self.up.add(rung.key)
-        made = self._call("boot", rung) or record(rung, "boot", details={"failure": None})
+        real = {one.name: one.value for one in rung.effects if one.is_effective}
+        usual = record(rung, "boot", conditions=replace(CONDITIONS, overrides=real), details={"failure": None})
+        made = self._call("boot", rung) or usual
         self.conditions = made.conditions
         return made
 

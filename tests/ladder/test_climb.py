@@ -178,6 +178,18 @@ def test_uncommitted_changes_stand_beside_the_number_and_end_nothing(tmp_path: P
     assert kept.state.outcomes[KEYS[0]].findings == ("git-revision: dirty",)
 
 
+def test_a_setting_that_the_launcher_finds_without_effect_is_told(tmp_path: Path) -> None:
+    found = rungs(COMM, gate=False)[:2]
+    tree = found[1]
+    state = State(s.identity_of(COMM, "docker", found, None, None, "", ()), "2026-05-01T12:00:00Z")
+    kept = run(state, FakeHands(tmp_path), found)
+    assert kept.state.outcomes[tree.key].findings == ()
+    silent = {("boot", tree.key): record(tree, "boot", details={"failure": None})}
+    kept = run(state, FakeHands(tmp_path, silent), found)
+    told = kept.state.outcomes[tree.key].findings
+    assert len(told) == 2 and "override NCCL_ALGO=Tree: said to be effective" in told[0]
+
+
 def test_inert_rows_are_never_started(tmp_path: Path) -> None:
     found = rungs(COMM, gate=False)
     state = State(s.identity_of(COMM, "docker", found, None, None, "", ()), "2026-05-01T12:00:00Z")
