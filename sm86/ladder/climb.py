@@ -147,7 +147,7 @@ def _bench(
     try:
         measured = hands.bench(rung, verified)
     except CheckFailed as fault:
-        return judge.of_fault(fault.what, fault.mend, _again(hands, rung, saved), rung)
+        return judge.of_fault(fault.what, fault.mend, _again(hands, rung, saved), rung, fault.evidence)
     saved(measured)
     step(PROVE)
     after = hands.verify(rung)

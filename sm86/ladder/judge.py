@@ -116,12 +116,13 @@ def compared(record: Record) -> str:
     return str(found.get("verdict", "")) if isinstance(found, Mapping) else ""
 
 
-def of_fault(what: str, mend: str, after: Record | None, rung: Rung) -> Cause:
-    """The cause where the server failed in the middle; `after`: its log verified once more, as far as it could be."""
+def of_fault(what: str, mend: str, after: Record | None, rung: Rung, said: tuple[str, ...] = ()) -> Cause:
+    """The cause where the server failed in the middle. after: its log verified once more, None where that cannot be;
+    said: the server's words and what telemetry saw."""
     found = of_verify(after, rung) if after is not None else None
     if found is not None and found.kind in (c.MEMORY, c.GRAPH, c.CONTEXT):
-        return Cause(found.kind, f"{what}; its log: {found.text}", found.mend, found.evidence)
-    return Cause(c.SERVER, what, mend)
+        return Cause(found.kind, f"{what}; its log: {found.text}", found.mend, (*said, *found.evidence))
+    return Cause(c.SERVER, what, mend, said)
 
 
 def _findings(record: Record) -> dict[str, dict[str, Any]]:

@@ -57,7 +57,7 @@ def run(
         repeats, observed = rounds.measure(made, sample_s)
         prose = rounds.prose(made)
     except ServerFault as fault:
-        raise failed(fault, plan) from None
+        raise failed(fault, plan, _at_the_end(telemetry, clock)) from None
     finally:
         if telemetry is not None:
             telemetry.stop()
@@ -144,9 +144,19 @@ def cache_verdict(repeats: Sequence[Repeat]) -> Verdict:
     return Verdict(judge.CACHE, "fail", f"cold: the prompts did not come from the prefix cache{seen}")
 
 
-def failed(fault: ServerFault, plan: BenchPlan) -> Sm86Error:
-    """The server failed in the middle: what it did, and where to look."""
-    said = (fault.server_said,) if fault.server_said else ()
+def _at_the_end(source: Source | None, origin: float) -> tuple[str, ...]:
+    """What telemetry says of a server that failed, one sentence for each limit: a GPU may have gone with it."""
+    if source is None:
+        return ()
+    source.stop()
+    now = time.perf_counter()
+    seen = summarise(source, [(origin, now)], origin)
+    return tuple(f"telemetry: {text}" for text in (*(limit.text for limit in seen.limits), *seen.notes))
+
+
+def failed(fault: ServerFault, plan: BenchPlan, seen: tuple[str, ...] = ()) -> Sm86Error:
+    """The server failed in the middle: what it did, where to look, and what the GPUs did."""
+    said = ((fault.server_said,) if fault.server_said else ()) + seen
     logs = f"invoke logs --envelope {plan.envelope}"
     if fault.kind == TIMEOUT:
         mend = f"it may hang: {logs} shows its last words; stop it, start it again and verify the boot"

@@ -146,11 +146,12 @@ def test_the_first_rung_that_fails_ends_it_with_the_cause(tmp_path: Path, answer
 def test_a_server_whose_log_cannot_be_judged_after_its_fall(tmp_path: Path) -> None:
     first = RUNGS[0]
     answers = {
-        ("bench", first.key): CheckFailed("the server failed", "see its log"),
+        ("bench", first.key): CheckFailed("the server failed", "see its log", ("telemetry: GPU lost: GPU 3",)),
         ("verify", first.key): [verified(first), CouldNotRun("the log is empty", "look")],
     }
     outcome = run(fresh(), FakeHands(tmp_path, answers)).state.outcomes[first.key]
     assert outcome.cause is not None and outcome.cause.kind == c.SERVER
+    assert outcome.cause.evidence == ("telemetry: GPU lost: GPU 3",)
 
 
 def test_what_could_not_run_passes_through_and_the_server_is_down(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sm86.errors import CheckFailed
 from sm86.host.telemetry import Watcher
 from sm86.measure import bench
 from sm86.measure import telemetry as t
@@ -188,6 +189,20 @@ def test_a_benchmark_keeps_it_whatever_nvml_does(monkeypatch: pytest.MonkeyPatch
     assert details["state"] == (t.NOT_SEEN if kind == "hangs" else t.SEEN)
     if kind == "power":
         assert details["in_window"] > 0 and details["limits"][0]["kind"] == t.POWER
+
+
+@pytest.mark.timing
+def test_a_server_that_fails_with_its_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(NVML), os.environ.get("PYTHONPATH", ""))))
+    monkeypatch.setenv("FAKE_NVML", json.dumps({"kind": "vanishes", "gpus": 2}))
+    envelope = replace(envelope_of(), engine="cuda")
+    watcher = Watcher(interval_s=0.02)
+    with serving(Behaviour(rate=300, fault="reset")) as replay:
+        client = Client(parse_address(replay.url), None, PATIENT)
+        with pytest.raises(CheckFailed) as fault:
+            bench.run(envelope, plan(envelope), client, telemetry=watcher)
+    assert any("GPU lost: GPU 1 from" in line for line in fault.value.evidence), fault.value.evidence
+    assert watcher._child is None, "it was stopped"
 
 
 def test_without_a_gpu_it_is_said(envelope) -> None:
