@@ -402,6 +402,21 @@ def image_diff(_, before, after, json=False):
     _end(lambda: cli.diff(before, after, json))
 
 
+@task(
+    name="digest",
+    help={
+        "image": "tag or id",
+        "out": "file for the listing that the digest is computed from; image.diff takes it for an image",
+        "json": JSON,
+    },
+)
+def image_digest(_, image, out=None, json=False):
+    """Print the digest of an image's file tree."""
+    from sm86.cli import image as cli
+
+    _end(lambda: cli.digest(image, out, json))
+
+
 @task(name="save", help={"image": "tag or id", "archive": "file to write; its checksum goes beside it"})
 def image_save(_, image, archive):
     """Write an image and its checksum to files, for a rig that reaches no registry."""
@@ -620,6 +635,6 @@ namespace = Collection(
     plan,
 )
 namespace.add_collection(Collection("trace", trace_read, trace_capture, trace_diff))
-namespace.add_collection(Collection("image", image_check, image_diff, image_save, image_load))
+namespace.add_collection(Collection("image", image_check, image_digest, image_diff, image_save, image_load))
 namespace.add_collection(Collection("ladder", ladder_sequence, ladder_context, ladder_comm))
 namespace.add_collection(Collection("model", model_fetch, model_check, model_lock))

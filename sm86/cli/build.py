@@ -60,12 +60,14 @@ def build(
                     "git_dirty": the.build.git_dirty,
                     "seconds": round(built.seconds, 1),
                     "log": str(built.log),
+                    "papers": [str(path) for path in built.papers],
                 },
                 indent=2,
             )
         )
         return EXIT_OK
     print(f"built {built.image}: {built.size / 1e9:.2f} GB, on {built.base}, in {built.seconds:.0f} s")
+    print(f"build record and SBOM: {', '.join(str(path.relative_to(root)) for path in built.papers)}")
     if the.build.git_dirty:
         print("note: files differ from the revision, and the image says so (git_dirty)")
     return EXIT_OK

@@ -50,14 +50,17 @@ def check(image: str | None = None, target: str = "gpu", json: bool = False) -> 
 
 
 def diff(before: str, after: str, json: bool = False) -> int:
-    """What differs between two images: pins, packages, files. Exit code 0: nothing; 1: something."""
+    """What differs between two images: pins, packages, files. Exit code 0: nothing; 1: something.
+
+    Each is an image, or a listing that `digest` wrote.
+    """
     from sm86.host.docker import require_engine
-    from sm86.host.image_facts import inside
+    from sm86.host.image_facts import listing
     from sm86.image.check.diff import diff as compare
     from sm86.image.check.diff import tree_digest
 
     docker = require_engine()
-    first, second = inside(docker, before, files=True), inside(docker, after, files=True)
+    first, second = listing(docker, before), listing(docker, after)
     changes = compare(first, second)
     digests = tree_digest(first), tree_digest(second)
     if json:
@@ -78,14 +81,39 @@ def diff(before: str, after: str, json: bool = False) -> int:
     return EXIT_FINDING if changes else EXIT_OK
 
 
+def digest(image: str, out: str | None = None, json: bool = False) -> int:
+    """Print the digest of an image's file tree; `out`: write what it was computed from, for `diff`, into this file."""
+    from sm86.files import write_atomic
+    from sm86.host.docker import require_engine
+    from sm86.host.image_facts import listing
+    from sm86.image.check.diff import tree_digest
+
+    facts = listing(require_engine(), image)
+    found = tree_digest(facts)
+    if out:
+        write_atomic(Path(out), json_module.dumps(facts) + "\n")
+    if json:
+        values = {"schema": "sm86.image-digest", "version": VERSION, "image": image, "tree_digest": found}
+        print(json_module.dumps({**values, "files": len(facts["files"])}, indent=2))
+    else:
+        print(f"{found}  {image} ({len(facts['files'])} files and folders)")
+    return EXIT_OK
+
+
 def save(image: str, archive: str) -> int:
     """Write an image and its checksum to files."""
     from sm86.host.docker import require_engine
     from sm86.host.image_archive import checksum_path
     from sm86.host.image_archive import save as write
+    from sm86.host.image_papers import write_papers
 
-    digest = write(require_engine(), image, Path(archive))
+    docker = require_engine()
+    digest = write(docker, image, Path(archive))
     print(f"{archive} holds {image}; SHA-256 {digest} (also in {checksum_path(Path(archive)).name})")
+    try:
+        print(f"build record and SBOM: {', '.join(map(str, write_papers(docker, image, Path(archive))))}")
+    except CouldNotRun as fault:
+        print(f"without build record and SBOM: {fault.what}")
     return EXIT_OK
 
 

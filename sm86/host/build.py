@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sm86.errors import CouldNotRun
 from sm86.host import base as base_image
-from sm86.host import builder
+from sm86.host import builder, image_papers
 from sm86.host import wheels as local_wheels
 from sm86.host.docker import DockerGateway, require_engine
 from sm86.host.lock import check_locks
@@ -74,7 +74,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """The image that is there now; size in bytes, seconds for everything, log: the client's whole output."""
+    """The image that is there now; size in bytes, seconds for everything, log: the client's whole output.
+
+    papers: the build record and the SBOM, copied out of the image.
+    """
 
     image: str
     image_id: str
@@ -82,6 +85,7 @@ class Built:
     base: str
     seconds: float
     log: Path
+    papers: tuple[Path, ...]
 
 
 def plan(request: Request, root: Path, docker: DockerGateway, say: Say) -> Plan:
@@ -157,7 +161,10 @@ def build(the: Plan, root: Path, docker: DockerGateway, say: Say) -> Built:
             f"docker ended well, but the engine has no image {the.build.image}",
             "use a builder that keeps its images in the engine (docker buildx use default)",
         )
-    return Built(the.build.image, facts.id, facts.size, the.build.base, time.monotonic() - began, log)
+    seconds = time.monotonic() - began
+    beside = root / image_papers.FOLDER / image_papers.file_name(the.build.image)
+    papers = image_papers.write_papers(docker, the.build.image, beside, {"seconds": round(seconds, 1)})
+    return Built(the.build.image, facts.id, facts.size, the.build.base, seconds, log, papers)
 
 
 def refused_target(target: str) -> CouldNotRun:

