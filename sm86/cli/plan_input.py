@@ -10,7 +10,7 @@ from sm86.files import read_regular
 from sm86.fit.rig import PlanRig, of_facts, of_profile
 from sm86.json_text import parse
 from sm86.plan.shape import FLASH, Shape, shape_of
-from sm86.spec.load_rig import load_rig, rig_names, shipped_rigs
+from sm86.spec.load_rig import RIGS_DIR, load_rig, rig_names, shipped_rigs
 
 DEFAULT_RIG = "8x3090"
 _MOST_BYTES = 16 << 20
@@ -22,9 +22,8 @@ def read_rig(name: str | None) -> PlanRig:
     Raises CouldNotRun: no such rig or file, contents that are neither.
     """
     wanted = name or DEFAULT_RIG
-    by_name = {profile.name: profile for profile in shipped_rigs()}
-    if wanted in by_name:
-        return of_profile(by_name[wanted])
+    if wanted in rig_names():
+        return of_profile(load_rig(RIGS_DIR / f"{wanted}.toml"))
     path = Path(wanted)
     if wanted.endswith(".toml"):
         return of_profile(load_rig(path))
