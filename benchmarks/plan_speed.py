@@ -2,10 +2,11 @@
 
     python benchmarks/plan_speed.py [--json]
 
-Each case runs in fresh processes, with nothing cached: the time between the end of the imports and the printed answer
-(its text is thrown away), the least of RUNS, which other work on the machine disturbs least. Exit code 1 when one is
-over its limit (0.05 s for a plan, 2 s for the rest). The processor time beside it tells a slow program from a busy
-machine; the whole process has Python's start and the imports in it.
+Each case runs in fresh processes, with nothing cached, and is timed from the end of the imports to the printed answer
+(its text is thrown away). One thread computes and hardly waits, so the limits (0.05 s for a plan, 2 s for the rest)
+hold for its processor time, the median of RUNS: on a machine without other work that is the time a person waits, on a
+busy one it is still the program's own. Exit code 1 when one is over. The time that passed stands beside it, and the
+whole process, Python's start and the imports included.
 """
 
 from __future__ import annotations
@@ -75,16 +76,16 @@ def main() -> int:
     results = []
     for name, (limit, arguments) in CASES.items():
         after, processor, whole = zip(*measure(arguments), strict=True)
-        least = min(after)
+        used = statistics.median(processor)
         results.append(
             {
                 "name": name,
-                "least_s": round(least, 4),
+                "processor_s": round(used, 4),
+                "least_s": round(min(after), 4),
                 "median_s": round(statistics.median(after), 4),
-                "processor_s": round(statistics.median(processor), 4),
                 "process_s": round(statistics.median(whole), 3),
                 "limit_s": limit,
-                "ok": least <= limit,
+                "ok": used <= limit,
             }
         )
     if "--json" in sys.argv[1:]:
@@ -93,10 +94,10 @@ def main() -> int:
     else:
         for result in results:
             word = "ok" if result["ok"] else "OVER"
-            least, median, processor = (1000 * float(result[key]) for key in ("least_s", "median_s", "processor_s"))
+            used, least, median = (1000 * float(result[key]) for key in ("processor_s", "least_s", "median_s"))
             print(
-                f"{result['name']}: {least:.1f} ms, the least of {RUNS} fresh processes (median {median:.1f} ms, "
-                f"processor {processor:.1f} ms, whole process {result['process_s']} s), limit {result['limit_s']} s: {word}"
+                f"{result['name']}: {used:.1f} ms of processor time in {RUNS} fresh processes, limit {result['limit_s']} s: "
+                f"{word} (passed: {least:.1f} ms at least, {median:.1f} ms median; process {result['process_s']} s)"
             )
     return 0 if all(result["ok"] for result in results) else 1
 
