@@ -15,6 +15,8 @@ from sm86.json_text import parse as parse_json
 
 MOST_LINES = 100_000
 LONGEST_LINE = 1 << 20
+KILLED_S = 0.5
+"""One that is not stuck is gone in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,13 @@ def json_lines(
     deadline = time.monotonic() + total_s
     try:
         while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                # one that talks for ever is as little use as a silent one
+                yield Ended("silent")
+                return
             try:
-                line = lines.get(timeout=max(0.0, min(silence_s, deadline - time.monotonic())))
+                line = lines.get(timeout=min(silence_s, left))
             except queue.Empty:
                 yield Ended("silent")
                 return
@@ -69,8 +76,9 @@ def json_lines(
             yield Ended("silent")
     finally:
         if child.poll() is None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 child.kill()
+                child.wait(timeout=KILLED_S)
 
 
 def _pump(stream: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
