@@ -208,7 +208,8 @@ class HostAllReduce:
             raise ValueError("`out` must have the message's type and size")
         size = tensor.numel() * tensor.element_size() // self.local_ranks
         kind = binding.BF16 if tensor.dtype == torch.bfloat16 else binding.F32
-        stream = torch.cuda.current_stream(tensor.device).cuda_stream
+        # (the CPU build of the library has no streams)
+        stream = torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else None
         self.launch(tensor.data_ptr(), out.data_ptr(), size, kind, plan, readers, stream)
         return out
 

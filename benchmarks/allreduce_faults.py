@@ -1,0 +1,496 @@
+"""The host-memory all-reduce under everything that may happen to it, on real GPUs: values, skew, deaths, full memory.
+
+    python benchmarks/allreduce_faults.py [--gpus N] [--calls 10000] [--only NAME,NAME] [--json FILE]
+
+One process per GPU and scenario. A scenario ends as pass, fail or not made (with the reason); the table says which.
+Exit code 0: all that were made passed; 1: one failed; 2: could not run (no GPU, no torch for CUDA, no library).
+
+--emulate LIBRARY runs the scenarios on CPU processes with the tests' CPU build of the library: the program's own
+logic, marked emulated, and no word about a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from sm86.backend.collectives import binding  # noqa: E402
+from sm86.backend.collectives.failure import PEER_GONE, TIMED_OUT, CollectiveFailed, SetupFailed  # noqa: E402
+from sm86.backend.collectives.plan import NAMES, Plan  # noqa: E402
+from sm86.backend.testing.gpu_group import Group, gpus_for, tell  # noqa: E402
+from sm86.errors import EXIT_COULD_NOT_RUN, EXIT_FINDING, EXIT_OK, CouldNotRun  # noqa: E402
+from sm86.files import write_atomic  # noqa: E402
+
+KIB = 1024
+PASS, FAIL, NOT_MADE = "pass", "fail", "not made"
+SHORT_S, LONG_S = 2.0, 60.0
+VICTIM = 1
+
+# ---- a rank ---------------------------------------------------------------------------------------------------------
+
+
+class Rank:
+    """One rank of a scenario: its device, its communicator, and data that differ in every call."""
+
+    def __init__(self, arguments: argparse.Namespace, local_ranks: int = 1, timeout_s: float = LONG_S) -> None:
+        import torch
+
+        from sm86.backend.collectives.communicator import HostAllReduce
+        from sm86.backend.collectives.exchange import SocketExchange
+
+        self.torch = torch
+        self.emulated = arguments.emulate is not None
+        self.device = torch.device("cpu") if self.emulated else torch.device("cuda", 0)
+        if not self.emulated:
+            torch.cuda.set_device(0)
+        self.exchange = SocketExchange(arguments.meet, arguments.rank, arguments.world)
+        self.calls = arguments.calls
+        library = self._emulated_library(arguments.emulate) if self.emulated else binding.library
+        self.make: Callable[..., HostAllReduce] = lambda **more: HostAllReduce(
+            self.exchange, 0, library=library, **{"timeout_s": timeout_s, "local_ranks": local_ranks, **more}
+        )
+        self.reduce = self.make()
+        self.rank, self.world = self.exchange.rank, self.exchange.world
+        self.step = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.wrong = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.worst = torch.zeros(1, dtype=torch.float64, device=self.device)
+        self.digest = torch.zeros(1, dtype=torch.int64, device=self.device)
+
+    @staticmethod
+    def _emulated_library(path: str) -> Callable[[], ctypes.CDLL]:
+        return lambda: binding.declare(ctypes.CDLL(path))
+
+    def sync(self) -> None:
+        if not self.emulated:
+            self.torch.cuda.synchronize()
+
+    def settle(self) -> None:
+        """Let the CPU build's stores leave, as a GPU's do by themselves."""
+        if self.emulated:
+            settle = self.reduce._library.sm86_ar_settle
+            settle.argtypes = [ctypes.c_void_p]
+            settle(self.reduce._handle)
+
+    def data(self, rank: int, count: int, dtype: Any) -> Any:
+        """Values of this step: magnitudes from 2^-12 to 8, from the step's number on the device."""
+        torch = self.torch
+        index = torch.arange(count, device=self.device)
+        h = (index + rank * 7919) * 2654435761 + self.step * 40503
+        h = (h ^ (h >> 15)) * 2246822519 & 0x7FFFFFFF
+        h = (h ^ (h >> 13)) * 3266489917 & 0x7FFFFFFF
+        value = ((h >> 4) & 0xFFFF).double() / 32768 - 1
+        return (value * 2.0 ** ((h & 15) - 12).clamp(max=3).double()).to(dtype)
+
+    def checked(self, size: int, plan: Plan, dtype: Any, reduce: Any = None, readers: int = 0) -> None:
+        """One call on new data, held against the ordered fp32 sum bit by bit and against float64. No host sync."""
+        torch, reduce = self.torch, reduce or self.reduce
+        self.step += 1
+        count = size // torch.empty((), dtype=dtype).element_size()
+        parts = [self.data(rank, count, dtype) for rank in range(reduce.world)]
+        total, exact, absolute = parts[0].float(), parts[0].double(), parts[0].double().abs()
+        for part in parts[1:]:
+            total, exact, absolute = total + part.float(), exact + part.double(), absolute + part.double().abs()
+        mine = torch.cat(parts[reduce.first_rank : reduce.first_rank + reduce.local_ranks])
+        out = torch.full_like(mine, float("nan"))
+        reduce.all_reduce(mine, out, plan, readers)
+        rows = out.view(reduce.local_ranks, count)[: readers or reduce.local_ranks]
+        bits = torch.int16 if dtype == torch.bfloat16 else torch.int32
+        want = total.to(dtype)
+        self.wrong += (rows.view(bits) != want.view(bits)).sum()
+        # beyond the bound of the fp32 additions only the one rounding is left, in units of the last place
+        digits = 8 if dtype == torch.bfloat16 else 24
+        unit = 2.0 ** (exact.abs().clamp(min=1e-30).log2().floor() - digits + 1)
+        error = ((rows.double() - exact).abs() - reduce.world * absolute * 2.0**-24).clamp(min=0) / unit
+        # in place, so that single calls and replays go on from each other
+        self.worst.copy_(torch.maximum(self.worst, error.nan_to_num(nan=1e9).max().view(1)))
+        self.digest.mul_(31).add_(rows[0].view(bits).long().sum())
+
+    def verdict(self) -> dict[str, Any]:
+        """What the checks found, and whether all ranks hold the same bits."""
+        self.sync()
+        self.reduce.check()
+        self.settle()
+        digests = self.exchange.gather(int(self.digest))
+        return {
+            "wrong": int(self.wrong),
+            "ulp": round(float(self.worst), 4),
+            "equal": len(set(digests)) == 1,
+        }
+
+    def graph(self, do: Callable[[], None], times: int) -> Callable[[], None]:
+        """`do`, so many times, as one replay."""
+        if self.emulated:
+            return lambda: [do() for _ in range(times)] and None
+        torch = self.torch
+        do()
+        self.sync()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for _ in range(times):
+                do()
+        return graph.replay
+
+    def failure(self, within_s: float) -> dict[str, Any]:
+        """The failure that this rank must meet, told; {"failed": None} when it does not come."""
+        end = time.monotonic() + within_s
+        while time.monotonic() < end:
+            try:
+                self.reduce.check()
+            except CollectiveFailed as failed:
+                verdict = failed.verdict
+                return {
+                    "failed": [verdict.code, verdict.call, list(verdict.missing)] if verdict else [],
+                    "words": str(failed),
+                }
+            time.sleep(0.02)
+        return {"failed": None}
+
+    def skew(self, number: int) -> None:
+        """Now and then this rank is late, on the GPU or on the host."""
+        chance = (number * 2654435761 + self.rank * 40503) % 97
+        if chance < 8 and not self.emulated:
+            self.torch.cuda._sleep(20_000 * (chance + 1))
+        elif chance > 94:
+            time.sleep(0.001)
+
+
+def exact(rank: Rank, kind: str, local_ranks: int) -> dict[str, Any]:
+    """`--calls` calls of one algorithm at 8 and 32 KiB, launched one by one and replayed, bf16 and fp32."""
+    torch = rank.torch
+    algorithm = NAMES.index(kind)
+    per = 20
+    for size in (8 * KIB, 32 * KIB) if not rank.emulated else (256, 512):
+        for dtype in (torch.bfloat16, torch.float32):
+            plan = Plan(algorithm, 256)
+            for number in range(rank.calls // 2):
+                rank.skew(number)
+                rank.checked(size, plan, dtype)
+            replay = rank.graph(lambda s=size, p=plan, d=dtype: rank.checked(s, p, d), per)
+            for number in range(-(-rank.calls // 2 // per)):
+                rank.skew(number)
+                replay()
+    return rank.verdict()
+
+
+def mixed(rank: Rank) -> dict[str, Any]:
+    """All algorithms, sizes and types in changing order, replays and single calls in turn, every rank late at times."""
+    torch = rank.torch
+    sizes = [KIB, 8 * KIB, 2 * KIB, 32 * KIB, 128 * KIB, 16 * KIB] if not rank.emulated else [64, 256, 128, 512]
+
+    def some(offset: int) -> Callable[[], None]:
+        def do() -> None:
+            for k in range(6):
+                size = sizes[(offset + k * 5) % len(sizes)]
+                algorithm = (offset + k * 7) % 3 if size <= 32 * KIB else 1 + (offset + k) % 2
+                dtype = (torch.bfloat16, torch.float32)[(offset + k) % 2]
+                rank.checked(size, Plan(algorithm, (128, 256, 512)[(offset + k) % 3]), dtype)
+
+        return do
+
+    replays = [rank.graph(some(offset), 2) for offset in range(4)]
+    for number in range(rank.calls // 12 + 1):
+        rank.skew(number)
+        replays[number % 4]()
+        if number % 3 == 0:
+            some(number)()
+    return rank.verdict()
+
+
+def special(rank: Rank) -> dict[str, Any]:
+    """NaN words that look like "no data yet", infinities and minus zero arrive and nobody waits for them."""
+    torch = rank.torch
+    patterns = [0xFFFFFFFF, 0x80008000, 0x7F803F80, 0xFFFF3F80, 0]
+
+    def words(who: int) -> Any:
+        values = [patterns[(k + who) % 5] - (1 << 32 if patterns[(k + who) % 5] >> 31 else 0) for k in range(256)]
+        return torch.tensor(values, dtype=torch.int32, device=rank.device).view(torch.bfloat16)
+
+    want = sum((words(who).float() for who in range(1, rank.world)), words(0).float()).to(torch.bfloat16)
+    wrong = 0
+    for algorithm in range(len(NAMES)):
+        for _ in range(9):
+            out = rank.reduce.all_reduce(words(rank.rank), plan=Plan(algorithm, 128))
+            rank.sync()
+            same = (out == want) | (out.isnan() & want.isnan())
+            wrong += int((~same).sum())
+    rank.reduce.check()
+    rank.settle()
+    return {"wrong": wrong + sum(rank.exchange.gather(0)), "ulp": 0.0, "equal": True}
+
+
+def two_groups(rank: Rank) -> dict[str, Any]:
+    """A second communicator of the same processes, on another stream, at the same time."""
+    torch = rank.torch
+    with rank.make() as second:
+        other = None if rank.emulated else torch.cuda.Stream()
+        inputs = [rank.data(who, 4096 if not rank.emulated else 128, torch.bfloat16) for who in range(rank.world)]
+        want = sum((part.float() for part in inputs[1:]), inputs[0].float()).to(torch.bfloat16)
+        wrong = 0
+        rank.sync()
+        for number in range(min(rank.calls, 2000)):
+            plan = Plan((0, 1, 2)[number % 3], 128)
+            first = rank.reduce.all_reduce(inputs[rank.rank], plan=plan)
+            if other is None:
+                rank.settle()
+                again = second.all_reduce(inputs[rank.rank], plan=plan)
+            else:
+                with torch.cuda.stream(other):
+                    again = second.all_reduce(inputs[rank.rank], plan=plan)
+            if number % 50 == 0:
+                rank.sync()
+                wrong += sum(int((out.view(torch.int16) != want.view(torch.int16)).sum()) for out in (first, again))
+        rank.sync()
+        rank.settle()
+        if rank.emulated:
+            second._library.sm86_ar_settle(second._handle)
+        rank.exchange.gather(True)
+    return {"wrong": wrong, "ulp": 0.0, "equal": True}
+
+
+def one_call(rank: Rank, plan: Plan | None = None) -> Any:
+    size = 4096 if not rank.emulated else 128
+    tensor = rank.torch.ones(size, dtype=rank.torch.bfloat16, device=rank.device)
+    return rank.reduce.all_reduce(tensor, plan=plan or Plan(1, 128))
+
+
+def killed(rank: Rank, when: str) -> dict[str, Any]:
+    """The victim ends itself before, in or after its tenth call; everybody else must hear so, and no stream hangs."""
+    for _ in range(9):
+        one_call(rank)
+    rank.sync()
+    rank.settle()
+    rank.exchange.gather(True)
+    if rank.rank == VICTIM:
+        if when == "in" and not rank.emulated:
+            one_call(rank)  # asynchronous: the kernel waits for peers that are not there yet
+            time.sleep(0.1)
+        elif when == "after":
+            one_call(rank)
+            rank.sync()
+            rank.settle()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if when == "in":
+        time.sleep(0.5)
+    began = time.monotonic()
+    out = None
+    try:
+        for _ in range(2 if when == "after" else 1):
+            out = None
+            out = one_call(rank)
+        rank.sync()
+    except CollectiveFailed:
+        pass  # told even before the launch, which then was not made
+    found = rank.failure(20.0)
+    rank.sync()
+    nan = out is None or bool(out.isnan().all())
+    return {**found, "seconds": round(time.monotonic() - began, 2), "nan": nan}
+
+
+def absent(rank: Rank) -> dict[str, Any]:
+    """The victim lives but makes no call; the limit ends the wait, in one record."""
+    if rank.rank == VICTIM:
+        time.sleep(SHORT_S * 4)
+        return {"failed": "victim"}
+    began = time.monotonic()
+    out = one_call(rank, Plan(2, 128))
+    rank.sync()
+    seconds = time.monotonic() - began
+    return {**rank.failure(5.0), "seconds": round(seconds, 2), "nan": bool(out.isnan().all())}
+
+
+def stopped(rank: Rank) -> dict[str, Any]:
+    """The victim's process is stopped for a second in the middle; nothing fails."""
+    for number in range(60):
+        if number == 30 and rank.rank == VICTIM:
+            rank.sync()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        rank.checked(8 * KIB if not rank.emulated else 128, Plan(number % 3, 128), rank.torch.bfloat16)
+    return rank.verdict()
+
+
+def crashed(rank: Rank) -> dict[str, Any]:
+    """All ranks are killed in the middle of calls."""
+    one_call(rank)
+    tell("up")
+    for _ in range(1_000_000):
+        one_call(rank)
+    return {}
+
+
+Scenario = tuple[str, dict[str, Any], Callable[[Rank], dict[str, Any]]]
+SCENARIOS: dict[str, Scenario] = {
+    **{f"values {kind}": ("values", {}, lambda rank, k=kind: exact(rank, k, 1)) for kind in NAMES},
+    **{
+        f"values of 8 logical ranks, {kind}": ("values", {"eight": True}, lambda rank, k=kind: exact(rank, k, 8))
+        for kind in NAMES
+    },
+    "mixed calls with random skew": ("values", {}, mixed),
+    "special values": ("values", {}, special),
+    "two groups at once": ("values", {}, two_groups),
+    "a rank stopped for a second": ("values", {}, stopped),
+    "a rank killed before a call": ("gone", {}, lambda rank: killed(rank, "before")),
+    "a rank killed in a call": ("gone", {}, lambda rank: killed(rank, "in")),
+    "a rank killed after a call": ("gone", {}, lambda rank: killed(rank, "after")),
+    "a living rank that does not come": ("late", {"timeout_s": SHORT_S}, absent),
+    "nothing left after a crash": ("crash", {}, crashed),
+    "shared memory full": ("shm", {}, lambda rank: exact(rank, "one-shot", 1)),
+}
+
+
+def rank_main(arguments: argparse.Namespace) -> int:
+    _, options, run = SCENARIOS[arguments.scenario]
+    if options.get("eight"):
+        if 8 % arguments.world:
+            tell({"not made": f"8 ranks do not divide among {arguments.world} GPUs"})
+            return EXIT_OK
+        options = {"local_ranks": 8 // arguments.world}
+    try:
+        rank = Rank(arguments, **options)
+    except SetupFailed as failed:
+        tell({"setup": failed.reason})
+        return EXIT_FINDING
+    tell(run(rank))
+    rank.reduce.close()
+    return EXIT_OK
+
+
+# ---- the driver -----------------------------------------------------------------------------------------------------
+
+
+def judged(kind: str, results: dict[int, Any], world: int) -> tuple[str, str]:
+    """A scenario's verdict and the words for it, from the ranks' results."""
+    told = [result for result in results.values() if isinstance(result, dict)]
+    for result in told:
+        if "not made" in result:
+            return NOT_MADE, result["not made"]
+        if "setup" in result:
+            return FAIL, f"set-up failed: {result['setup']}"
+    if kind in ("gone", "late"):
+        others = {rank: result for rank, result in results.items() if rank != VICTIM}
+        if len(others) < world - 1:
+            return FAIL, f"only ranks {sorted(others)} came back"
+        records = {json.dumps(result.get("failed")) for result in others.values()}
+        if len(records) != 1:
+            return FAIL, f"the ranks tell different records: {sorted(records)}"
+        record = json.loads(records.pop())
+        code = PEER_GONE if kind == "gone" else TIMED_OUT
+        if not record or record[0] != code or record[2] != [VICTIM]:
+            return FAIL, f"the record is {record}, not code {code} with rank {VICTIM} missing"
+        slowest = max(result["seconds"] for result in others.values())
+        if not all(result["nan"] for result in others.values()):
+            return FAIL, "a result of the broken call is not NaN"
+        return PASS, f"{next(iter(others.values()))['words']}; the stream came back after {slowest:g} s"
+    if len(results) < world:
+        return FAIL, f"only ranks {sorted(results)} came back"
+    wrong = sum(result["wrong"] for result in told)
+    ulp = max(result["ulp"] for result in told)
+    equal = all(result["equal"] for result in told)
+    state = PASS if not wrong and ulp <= 0.51 and equal else FAIL
+    return state, f"{wrong} elements wrong, at most {ulp:g} units from float64, ranks {'equal' if equal else 'DIFFER'}"
+
+
+def run_one(name: str, arguments: argparse.Namespace, gpus: list[str]) -> tuple[str, str]:
+    kind = SCENARIOS[name][0]
+    extra = ["--scenario", name, "--calls", str(arguments.calls)]
+    if arguments.emulate:
+        extra += ["--emulate", arguments.emulate]
+    before = set(os.listdir("/dev/shm"))
+    filler: int | str | None = None
+    if kind == "shm":
+        filler = fill_shared_memory()
+        if isinstance(filler, str):
+            return NOT_MADE, filler
+    try:
+        with Group(__file__, gpus, extra) as group:
+            survivors = [rank for rank in range(len(gpus)) if not (kind == "gone" and rank == VICTIM)]
+            results = group.wait(arguments.limit, survivors)
+            if kind == "crash":
+                time.sleep(0.5)
+                for rank in group.ranks:
+                    rank.process.kill()
+                for rank in group.ranks:
+                    rank.process.wait()
+                left = {entry for entry in set(os.listdir("/dev/shm")) - before if "sm86" in entry}
+                came = len(results) == len(gpus)
+                return (PASS if came and not left else FAIL), f"left in /dev/shm: {sorted(left) or 'nothing'}"
+            state, words = judged("values" if kind == "shm" else kind, results, len(gpus))
+            if state == FAIL:
+                words += "".join(f"\n    rank {rank}: {group.words(rank, 4)}" for rank in range(len(gpus)))
+            return state, words
+    finally:
+        if isinstance(filler, int):
+            os.close(filler)
+
+
+def fill_shared_memory() -> int | str:
+    """A nameless file that takes all of /dev/shm, as a descriptor; or why not."""
+    room = os.statvfs("/dev/shm")
+    free = room.f_bavail * room.f_frsize
+    if free > 2 << 30:
+        return f"/dev/shm has {free >> 30} GiB free, too much to fill; give the container a small one (--shm-size 64m)"
+    fd = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, max(free, 1))
+    except OSError as error:
+        os.close(fd)
+        return f"/dev/shm cannot be filled: {error}"
+    return fd
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--gpus", type=int, help="how many; default: all visible, at most 8")
+    parser.add_argument("--calls", type=int, default=10_000, help="calls of each kind")
+    parser.add_argument("--only", help="scenarios, joined by semicolons")
+    parser.add_argument("--limit", type=float, default=500.0, help="seconds for one scenario")
+    parser.add_argument("--json", help="also write the results to this file")
+    parser.add_argument("--emulate", metavar="LIBRARY", help="CPU processes with the tests' build; proves no GPU")
+    for name, kind in (("rank", int), ("world", int), ("meet", Path), ("scenario", str)):
+        parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.rank is not None:
+        return rank_main(arguments)
+    names = [name.strip() for name in arguments.only.split(";")] if arguments.only else list(SCENARIOS)
+    try:
+        unknown = [name for name in names if name not in SCENARIOS]
+        if unknown:
+            raise CouldNotRun(f"there is no scenario {unknown[0]!r}", f"the scenarios are: {'; '.join(SCENARIOS)}")
+        gpus = [""] * (arguments.gpus or 2) if arguments.emulate else gpus_for(arguments.gpus)
+    except CouldNotRun as fault:
+        print(f"{fault.what}\n{fault.mend}", file=sys.stderr)
+        return EXIT_COULD_NOT_RUN
+    if arguments.emulate:
+        print("EMULATED on CPU processes: says nothing about a GPU")
+    found = {}
+    for name in names:
+        began = time.monotonic()
+        found[name] = run_one(name, arguments, gpus)
+        state, words = found[name]
+        print(f"{state:9} {name} ({time.monotonic() - began:.0f} s): {words}", flush=True)
+    if arguments.json:
+        document = {
+            "schema": "sm86.allreduce-faults",
+            "version": 1,
+            "emulated": arguments.emulate is not None,
+            "gpus": len(gpus),
+            "calls": arguments.calls,
+            "time": time.strftime("%FT%TZ", time.gmtime()),
+            "scenarios": {name: {"state": state, "words": words} for name, (state, words) in found.items()},
+        }
+        write_atomic(Path(arguments.json), json.dumps(document, indent=1) + "\n")
+    return EXIT_FINDING if any(state == FAIL for state, _ in found.values()) else EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
