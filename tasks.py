@@ -225,7 +225,7 @@ def report(_, records="", out=None, redact=False, hide=None, title=None, png=Tru
         "batched-tokens": "max_num_batched_tokens",
         "async-scheduling": "on or off",
         "blocks": "KV blocks of the pool",
-        "pool-bytes": "bytes that vLLM measures for its pool, where no number of blocks is pinned",
+        "pool-bytes": "bytes that vLLM measures for its pool; without --blocks they decide its size",
         "tensor-parallel": "GPUs that share one server",
         "out": "file for the envelope of --fit (default: its name)",
         "png": "draw the memory into this file, as stacked bars",
@@ -379,6 +379,43 @@ def trace_diff(_, before, after, json=False):
     from sm86.cli import trace as cli
 
     _end(lambda: cli.diff(before, after, json=json))
+
+
+@task(
+    name="dispatch",
+    help={
+        "envelope": ENVELOPE,
+        "engine": ENGINE,
+        "tokens": "tokens that each sequence decodes (default: 64)",
+        "port": PORT,
+        "dry-run": DRY_RUN,
+        "json": JSON,
+    },
+)
+def probe_dispatch(_, envelope, engine="docker", tokens=None, port=None, dry_run=False, json=False):
+    """Boot once with dispatch diagnostics: were decode batches replayed from graphs, and if not, why?"""
+    from sm86.cli import probe as cli
+
+    _end(lambda: cli.dispatch(envelope, engine, tokens, port, dry_run, json))
+
+
+@task(
+    name="spec",
+    help={
+        "envelope": ENVELOPE,
+        "engine": ENGINE,
+        "config": "vLLM's JSON for drafting (default: the checkpoint's own MTP layer, one token)",
+        "tokens": "tokens that each sequence decodes (default: 192)",
+        "port": PORT,
+        "dry-run": DRY_RUN,
+        "json": JSON,
+    },
+)
+def probe_spec(_, envelope, engine="docker", config=None, tokens=None, port=None, dry_run=False, json=False):
+    """Boot once with drafting on: is it captured and loses on compute, or dispatched wrongly?"""
+    from sm86.cli import probe as cli
+
+    _end(lambda: cli.spec(envelope, engine, config, tokens, port, dry_run, json))
 
 
 TARGET = "gpu (default) or cpu: whose usual image name"
@@ -638,3 +675,4 @@ namespace.add_collection(Collection("trace", trace_read, trace_capture, trace_di
 namespace.add_collection(Collection("image", image_check, image_digest, image_diff, image_save, image_load))
 namespace.add_collection(Collection("ladder", ladder_sequence, ladder_context, ladder_comm))
 namespace.add_collection(Collection("model", model_fetch, model_check, model_lock))
+namespace.add_collection(Collection("probe", probe_dispatch, probe_spec))

@@ -85,8 +85,6 @@ def plan(
     asked = [name for name, value in (("--fit", fit), ("--what-if", what_if), ("--check", check)) if value]
     if len(asked) > 1:
         raise CouldNotRun(f"{' and '.join(asked)} are different questions", "ask them one by one")
-    if options.blocks is not None and options.pool_bytes is not None:
-        raise CouldNotRun("--blocks and --pool-bytes both say how large the pool is", "give one of them")
     _require_fitting(asked, options, envelope, out, png, dry_run)
     if png is not None:
         from sm86.report.plan_picture import require_png
@@ -147,7 +145,8 @@ def _plan_of(spec: Envelope, rig: PlanRig, shape: Shape, options: Options, unnam
     server = _changed(memory_plan.server_of(spec, shape), options, shape)
     utilization = spec.serve.gpu_memory_utilization
     label = "settings" if unnamed else f"{spec.name}, changed" if options.given else spec.name
-    return memory_plan.plan(label, server, rig, shape, utilization, pool_bytes=options.pool_bytes)
+    pinned = options.blocks is not None or options.pool_bytes is None
+    return memory_plan.plan(label, server, rig, shape, utilization, pool_bytes=options.pool_bytes, pinned=pinned)
 
 
 def _changed(server: Server, options: Options, shape: Shape) -> Server:

@@ -145,12 +145,13 @@ def plan(
     utilization: float = 0.95,
     stack: str = SM86,
     pool_bytes: int | None = None,
+    pinned: bool = True,
 ) -> MemoryPlan:
     """Plan one rank's memory.
 
-    utilization: gpu_memory_utilization; pool_bytes: where vLLM sizes its pool itself, what it measures for it: the
-    server's blocks are then what fits in. Raises CouldNotRun: too few GPUs, a model that cannot be divided so, a
-    context beyond the model's positions.
+    utilization: gpu_memory_utilization; pool_bytes: what vLLM measures for its pool, None where that is not known;
+    pinned: the server's blocks override it, else they are what fits into pool_bytes. Raises CouldNotRun: too few GPUs,
+    a model that cannot be divided so, a context beyond the model's positions.
     """
     require_ranks(shape, server.ranks)
     if not 1 <= server.context <= shape.positions:
@@ -159,11 +160,11 @@ def plan(
             f"use 1 to {shape.positions}",
         )
     pool = pool_of(shape)
-    if pool_bytes is not None:
+    if pool_bytes is not None and not pinned:
         server = replace(server, blocks=pool_bytes // pool.bytes_per_block)
     gpu = rig.tightest(server.ranks)
     m = server.in_flight
-    lines = predict(pool, server.context, m, None if pool_bytes is not None else server.blocks, pool_bytes)
+    lines = predict(pool, server.context, m, server.blocks if pinned else None, pool_bytes)
     found = MemoryPlan(
         name=name,
         server=server,

@@ -119,6 +119,9 @@ def test_a_pool_in_bytes(capsys):
     assert plan("sm86-262k", pool_bytes=str(3 * 2**29), json=True) == 0
     lines = json.loads(capsys.readouterr().out)["plans"][0]["lines"]
     assert lines["blocks"] == 3 * 2**29 // 1_039_680 and lines["override"] is None
+    assert plan("sm86-262k", pool_bytes=str(3 * 2**30), blocks="1280", json=True) == 0
+    lines = json.loads(capsys.readouterr().out)["plans"][0]["lines"]
+    assert lines["override"] == "Overriding num_gpu_blocks=3098 with num_gpu_blocks_override=1280"
 
 
 def test_asynchronous_scheduling(capsys):
@@ -314,7 +317,6 @@ def test_no_such_log(log):
         {"async_scheduling": "maybe"},
         {"blocks": "0"},
         {"pool_bytes": "-5"},
-        {"blocks": "5", "pool_bytes": "5"},
         {"tensor_parallel": "3"},
         {"tensor_parallel": "16"},
         {"envelope": "nosuch"},

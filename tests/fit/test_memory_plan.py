@@ -86,10 +86,12 @@ def test_asynchronous_scheduling_doubles_what_is_in_flight():
 
 
 def test_a_pool_by_its_bytes():
-    made = plan("x", BASE, RIG, pool_bytes=3 * GIB)
+    made = plan("x", BASE, RIG, pool_bytes=3 * GIB, pinned=False)
     assert made.server.blocks == 3 * GIB // 1_039_680 == made.lines.blocks
     assert made.lines.override is None and made.lines.passes
-    none = plan("x", BASE, RIG, pool_bytes=0)
+    both = plan("x", BASE, RIG, pool_bytes=3 * GIB)
+    assert both.server.blocks == BASE.blocks and both.lines.override is not None
+    none = plan("x", BASE, RIG, pool_bytes=0, pinned=False)
     assert none.lines.longest == 0 and state(none, "engine minimum") == FAIL
 
 
