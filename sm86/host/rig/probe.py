@@ -118,7 +118,7 @@ def _take(seen: _Seen, item: dict[str, Any], rig: Rig, say: Callable[[str], None
         by_bus = {_short(gpu.bus_id): gpu.index for gpu in rig.gpus or ()}
         buses = item.get("devices") or []
         seen.number = {at: by_bus.get(_short(bus), at) for at, bus in enumerate(buses)}
-        if len(buses) < len(rig.gpus or ()):
+        if seen.cuda == "ok" and len(buses) < len(rig.gpus or ()):
             seen.problem = f"CUDA shows {len(buses)} of {len(rig.gpus or ())} GPUs (CUDA_VISIBLE_DEVICES?)"
     elif "doing" in item:
         seen.doing = item
