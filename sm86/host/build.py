@@ -29,7 +29,7 @@ from sm86.image.names import OFFLINE_BASE, TARGETS, VARIANTS, image_name
 from sm86.image.pip_settings import portable_config
 from sm86.image.progress import Progress
 
-NEEDED_BYTES = {"cpu": 8_000_000_000, "wheel": 40_000_000_000, "native": 40_000_000_000}
+NEEDED_BYTES = {"cpu": 8_000_000_000, "wheel": 20_000_000_000, "native": 24_000_000_000}
 """Free bytes that a first build needs at the engine's root, with its cache of finished steps: by variant, or "cpu"."""
 
 CA_BUNDLES = ("SM86_CA_BUNDLE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
