@@ -16,6 +16,7 @@ class Settings:
 
     indexer_query: "bf16", or "e4m3" to round the indexer's query as the native path does.
     dispatch_debug: CUDAGRAPH_DISPATCH_DEBUG; spec_debug: SPEC_CUDAGRAPH_DEBUG, draft steps to print.
+    deterministic_moe: SM86_DETERMINISTIC_MOE: the routed experts in a fixed order, slow, for tests that compare bits.
     host_allreduce: SM86_HOST_ALLREDUCE, "auto", "1" or "0": all-reduce through host memory.
     without: names of hooks left out, for tests that show what a hook is for; serving with it is wrong.
     """
@@ -26,6 +27,7 @@ class Settings:
     spec_debug: int = 0
     without: tuple[str, ...] = ()
     host_allreduce: str = "auto"
+    deterministic_moe: bool = False
 
 
 def _flag(environment: Mapping[str, str], name: str) -> bool:
@@ -54,6 +56,7 @@ def read(environment: Mapping[str, str]) -> Settings:
         spec_debug=int(draft),
         without=tuple(name for name in names.split(",") if name),
         host_allreduce=reduce,
+        deterministic_moe=_flag(environment, "SM86_DETERMINISTIC_MOE"),
     )
 
 

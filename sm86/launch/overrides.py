@@ -173,6 +173,13 @@ OVERRIDES: tuple[Override, ...] = (
         "auto",
         _one_of("auto", "1", "0"),
     ),
+    Override(
+        "SM86_INDEXER_QUERY",
+        "how the indexer's query is rounded before keys are chosen",
+        "bf16, or e4m3 as vLLM's own path does on other GPUs",
+        "e4m3",
+        _one_of("bf16", "e4m3"),
+    ),
     Override("CUDAGRAPH_DISPATCH_DEBUG", "log how each batch was dispatched to a graph", "0 or 1", "1", _flag),
     Override(
         "SPEC_CUDAGRAPH_DEBUG",
@@ -225,6 +232,7 @@ _HOST_NAMES = (
     "SM86_BIND",
     "SM86_PORT",
     "SM86_TRACEBACK",
+    "SM86_RESULTS",
     "SM86_RUN_ID",
     "SM86_LOCK_FILES",
     "SM86_BUILD_NETWORK",
@@ -239,7 +247,7 @@ process inherits the former."""
 
 _BACKEND_NAMES = (
     "SM86_COLLECTIVES_LIBRARY",
-    "SM86_INDEXER_QUERY",
+    "SM86_DETERMINISTIC_MOE",
     "SM86_NATIVE_LIBRARY",
     "SM86_TEST_WITHOUT_HOOKS",
 )

@@ -270,6 +270,16 @@ def _host_allreduce(run: Run, override: Given) -> State:
     return _effective(override, f"{chosen}; the log's [sm86] collectives lines say what was chosen and why")
 
 
+def _indexer_query(run: Run, override: Given) -> State:
+    if run.on_cpu:
+        return _inert(override, "the CPU engine's model has no indexer")
+    if not run.setting.plugin:
+        return _inert(override, "the sm86 plugin, whose indexer this is, is not installed in this engine")
+    if override.value == "bf16":
+        return _effective(override, "the query is not rounded further, as without this setting")
+    return _effective(override, "the query goes through e4m3, so other keys may be chosen at near ties")
+
+
 def _dispatch_debug(run: Run, override: Given) -> State:
     if run.on_cpu:
         return _inert(override, NO_CPU_GRAPHS)
@@ -344,6 +354,7 @@ _RULES: Mapping[str, Callable[[Run, Given], State]] = {
     "VLLM_ALLREDUCE_USE_FLASHINFER": _flashinfer,
     "VLLM_FLASHINFER_ALLREDUCE_BACKEND": _flashinfer_backend,
     "SM86_HOST_ALLREDUCE": _host_allreduce,
+    "SM86_INDEXER_QUERY": _indexer_query,
     "CUDAGRAPH_DISPATCH_DEBUG": _dispatch_debug,
     "SPEC_CUDAGRAPH_DEBUG": _spec_debug,
     "SM86_PROFILE_STEPS": _profile,

@@ -68,6 +68,7 @@ _UNSET = {
     "VLLM_ALLREDUCE_USE_FLASHINFER": "vLLM's own default",
     "VLLM_FLASHINFER_ALLREDUCE_BACKEND": "vLLM's own default",
     "SM86_HOST_ALLREDUCE": "auto",
+    "SM86_INDEXER_QUERY": "bf16",
     "CUDAGRAPH_DISPATCH_DEBUG": "off",
     "SPEC_CUDAGRAPH_DEBUG": "off",
     "SM86_PROFILE_STEPS": "no profiler",

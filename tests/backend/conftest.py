@@ -16,6 +16,7 @@ NEEDS_TORCH = (
     "test_kernels_compress.py",
     "test_kernels_indexer.py",
     "test_kernels_output.py",
+    "test_kernels_experts.py",
     "test_attention_reference.py",
     "test_compiled.py",
     "test_hooks_runtime.py",

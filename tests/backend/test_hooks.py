@@ -156,6 +156,6 @@ def test_sources_are_read_without_importing(package: str) -> None:
 
 
 def test_names_are_unique_and_reasons_are_given() -> None:
-    assert len({hook.name for hook in HOOKS}) == len(HOOKS) == 14
+    assert len({hook.name for hook in HOOKS}) == len(HOOKS) == 15
     assert all(hook.why and hook.expects for hook in HOOKS)
     assert all(len(item.digest) == 16 for hook in HOOKS for item in hook.expects)

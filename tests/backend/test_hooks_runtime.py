@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,13 +86,40 @@ def test_rope_tables_are_cut_once_for_all_layers(capsys: pytest.CaptureFixture[s
     )
     rope_tables.HOOK.apply(module)
     for _ in range(3):
-        assert module.build_deepseek_v4_rope(None, head_dim=512) is shared
+        assert module.build_deepseek_v4_rope(None, head_dim=512, compress_ratio=4) is shared
     assert torch.equal(shared.cos_sin_cache, whole[:1256])
     assert shared.cos_sin_cache.untyped_storage().nbytes() == 1256 * 64 * 4, "the rest is given back"
     config.model_config.max_model_len = 5000
     with pytest.raises(Refused):
-        module.build_deepseek_v4_rope(None)
+        module.build_deepseek_v4_rope(None, compress_ratio=4)
     assert "rope_table_rows=1256" in capsys.readouterr().out
+
+
+def test_window_only_layers_turn_plainly_and_compressed_ones_as_they_did(capsys: pytest.CaptureFixture[str]) -> None:
+    made = {
+        4: SimpleNamespace(cos_sin_cache=torch.randn(64, 64)),
+        1: SimpleNamespace(cos_sin_cache=torch.randn(64, 64)),
+    }
+    stretched = made[4].cos_sin_cache.clone()
+    module = SimpleNamespace(
+        build_deepseek_v4_rope=lambda config, compress_ratio: made[compress_ratio],
+        get_current_vllm_config=lambda: SimpleNamespace(model_config=SimpleNamespace(max_model_len=60)),
+    )
+    rope_tables.HOOK.apply(module)
+    config = SimpleNamespace(rope_theta=10000.0, compress_rope_theta=160000.0)
+    for ratio in (1, 4, 1):
+        assert module.build_deepseek_v4_rope(config, compress_ratio=ratio) is made[ratio]
+    assert torch.equal(made[4].cos_sin_cache, stretched)
+    table = made[1].cos_sin_cache.double()
+    for position in (0, 1, 63):
+        for pair in (0, 7, 31):
+            angle = position * 10000.0 ** (-2 * pair / 64)
+            assert abs(float(table[position, pair]) - math.cos(angle)) < 1e-5
+            assert abs(float(table[position, 32 + pair]) - math.sin(angle)) < 1e-5
+    assert "window_rope=plain" in capsys.readouterr().out
+    made[1].sm86_plain = False
+    with pytest.raises(Refused, match="share the RoPE base"):
+        module.build_deepseek_v4_rope(SimpleNamespace(rope_theta=1.0, compress_rope_theta=1.0), compress_ratio=1)
 
 
 @pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
@@ -264,3 +292,90 @@ def test_the_attention_class_is_chosen_after_one_check(
     assert DeepseekV4ForCausalLM(1.5).compute_logits(None) == "logits"
     with pytest.raises(Refused, match="kv_norm"):
         DeepseekV4ForCausalLM(float("nan")).load_weights([])
+
+
+class MarlinExperts:
+    """Stands for vLLM's class of that name, which would run the repacked weights."""
+
+    def apply(self, **_: Any) -> None:
+        raise AssertionError("Marlin's experts ran")
+
+
+def gptq_module(**changes: Any) -> SimpleNamespace:
+    """AutoGPTQMoEMethod as far as its weights go: they are repacked in place, and the kernel is made then."""
+    quant = {"weight_bits": 4, "group_size": 128, "desc_act": False, "is_sym": True} | changes
+
+    class AutoGPTQMoEMethod:
+        wna16_moe_backend = SimpleNamespace(value="MARLIN")
+        quant_config = SimpleNamespace(**quant)
+
+        def process_weights_after_loading(self, layer: Any) -> None:
+            layer.w13_qweight.zero_()
+            self.moe_kernel = SimpleNamespace(fused_experts=MarlinExperts())
+
+    return SimpleNamespace(AutoGPTQMoEMethod=AutoGPTQMoEMethod)
+
+
+@pytest.fixture
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sm86.backend import settings
+
+    monkeypatch.setattr(settings, "settings", lambda: settings.Settings(deterministic_moe=True))
+
+
+def expert_layer(device: str) -> tuple[SimpleNamespace, Any]:
+    from tests.backend.test_kernels_experts import Layer
+
+    weights = Layer(256, 128, 3, device)
+    layer = SimpleNamespace(
+        w13_qweight=weights.gate_up.clone(),
+        w13_scales=weights.gate_up_scales,
+        w2_qweight=weights.down,
+        w2_scales=weights.down_scales,
+        swiglu_limit=0.5,
+    )
+    return layer, weights
+
+
+@pytest.mark.usefixtures("asked_for")
+def test_the_experts_run_in_a_fixed_order_on_the_weights_as_loaded(device: str, capsys: Any) -> None:
+    from sm86.backend.hooks import deterministic_moe
+    from sm86.backend.kernels import routed_experts as kernel
+
+    module = gptq_module()
+    deterministic_moe.HOOK.apply(module)
+    method, (layer, weights) = module.AutoGPTQMoEMethod(), expert_layer(device)
+    method.process_weights_after_loading(layer)
+    hidden = torch.randn(1, 256, device=device).to(torch.bfloat16)
+    router, chosen = torch.rand(1, 2, device=device), torch.tensor([[2, 0]], device=device, dtype=torch.int32)
+    out = torch.empty_like(hidden)
+    given = {"w1": None, "w2": None, "global_num_experts": 3, "a1q_scale": None, "workspace13": None}
+    given |= {"expert_map": None, "activation": SimpleNamespace(value="silu"), "apply_router_weight_on_input": False}
+    experts = method.moe_kernel.fused_experts
+    experts.apply(output=out, hidden_states=hidden, topk_weights=router, topk_ids=chosen, **given)
+    want = weights.run(kernel.reference, hidden, router, chosen, 0.5, dtype=torch.float64)
+    assert float((out.double() - want.double()).norm() / want.double().norm()) < 6e-3
+    assert "deterministic_moe=true" in capsys.readouterr().out
+    given["expert_map"] = torch.tensor([0])
+    with pytest.raises(Refused, match="expert parallelism"):
+        experts.apply(output=out, hidden_states=hidden, topk_weights=router, topk_ids=chosen, **given)
+
+
+@pytest.mark.usefixtures("asked_for")
+@pytest.mark.parametrize("changes", [{"weight_bits": 8}, {"group_size": 64}, {"desc_act": True}, {"is_sym": False}])
+def test_other_weights_are_refused_in_a_fixed_order(changes: dict[str, Any], device: str) -> None:
+    from sm86.backend.hooks import deterministic_moe
+
+    module = gptq_module(**changes)
+    deterministic_moe.HOOK.apply(module)
+    with pytest.raises(Refused, match="four-bit weights in groups of 128"):
+        module.AutoGPTQMoEMethod().process_weights_after_loading(expert_layer(device)[0])
+
+
+def test_nothing_changes_where_it_was_not_asked_for() -> None:
+    from sm86.backend.hooks import deterministic_moe
+
+    module = gptq_module()
+    before = module.AutoGPTQMoEMethod.process_weights_after_loading
+    deterministic_moe.HOOK.apply(module)
+    assert module.AutoGPTQMoEMethod.process_weights_after_loading is before

@@ -75,6 +75,10 @@ MUTATIONS: dict[str, tuple[str, Callable[[str], str]]] = {
     "no graphs": ("graphs-captured", without("Capturing CUDA graphs")),
     "fewer blocks": ("block-override", replaced(r"num_gpu_blocks_override=864\b(?!,)", "num_gpu_blocks_override=800")),
     "another MoE backend": ("moe-backend", replaced("Using 'MARLIN' WNA16", "Using 'HUMMING' WNA16")),
+    "the experts ran in a fixed order": (
+        "moe-backend",
+        replaced(r"backend hooks=", "backend deterministic_moe=true\n[sm86] backend hooks=", 1),
+    ),
     "another KV dtype": ("kv-cache-dtype", replaced(r"kv_cache_dtype=fp8_ds_mla", "kv_cache_dtype=fp8")),
     "another vLLM": ("vllm-version", replaced(r"LLM engine \(v0\.26\.0\)", "LLM engine (v0.27.0)")),
     "another context": ("context-served", replaced(r"max_model_len=32768", "max_model_len=16384")),

@@ -47,6 +47,22 @@ def rope_table(rows: int) -> torch.Tensor:
     return torch.cat([cos[0], sin[0]], -1)
 
 
+def test_window_only_layers_turn_as_in_transformers() -> None:
+    from sm86.backend.hooks.rope_tables import plain_table
+
+    rotary = modeling.DeepseekV4RotaryEmbedding(config())
+    cos, sin = rotary(torch.zeros(1), torch.arange(3000).view(1, -1), layer_type="main")
+    table = plain_table(3000, 64, 10000.0, "cpu")
+    torch.testing.assert_close(table, torch.cat([cos[0], sin[0]], -1), rtol=0, atol=1e-6)
+    # what vLLM builds is another table: two degrees apart at the window's far end
+    stretched = dict(config().rope_parameters["compress"]) | {"rope_theta": 10000.0}
+    other = modeling.DeepseekV4RotaryEmbedding(
+        type(config())(rope_parameters={"main": stretched, "compress": stretched})
+    )
+    angles = (rotary.main_inv_freq - other.main_inv_freq).abs() * 127
+    assert 1.5 < float(torch.rad2deg(angles).max()) < 2.5
+
+
 @pytest.mark.parametrize(("name", "ratio", "overlap", "rows"), [("CSA", 4, True, 4), ("HCA", 128, False, 8)])
 def test_compressors(name: str, ratio: int, overlap: bool, rows: int) -> None:
     module = getattr(modeling, f"DeepseekV4{name}Compressor")(config()).float()

@@ -1,4 +1,9 @@
-"""vllm.models.deepseek_v4.attention: RoPE tables cut to the context (two of 256 MiB per GPU otherwise)."""
+"""vllm.models.deepseek_v4.attention: RoPE tables cut to the context (two of 256 MiB per GPU otherwise), and the plain
+rotation for layers that only have a window.
+
+The model stretches positions (YaRN) where keys are compressed, and nowhere else: so its authors' own inference code and
+transformers have it. vLLM 0.26.0 changes the base for window-only layers but leaves the stretch on.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,31 @@ def rows_kept(rows: int, context: int) -> int:
     return min(rows, context + MARGIN_ROWS)
 
 
+def plain_table(rows: int, dims: int, base: float, device: Any) -> Any:
+    """fp32 [rows, dims]: cosines, then sines, of position times base^(-2i / dims)."""
+    import torch
+
+    pairs = torch.arange(0, dims, 2, dtype=torch.float32, device=device)
+    # frequencies are rounded to fp32 before they are multiplied, as everywhere else this model is computed
+    frequencies = 1.0 / base ** (pairs / dims)
+    angles = torch.arange(rows, dtype=torch.float32, device=device)[:, None] * frequencies
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+def _unstretch(rope: Any, config: Any) -> None:
+    from sm86.backend.report import report_once
+
+    if config.rope_theta == config.compress_rope_theta:
+        # vLLM then makes one table for both kinds of layers
+        raise Refused(
+            f"window-only and compressed layers share the RoPE base {config.rope_theta}",
+            "this checkpoint is not a DeepSeek-V4 that this backend knows",
+        )
+    table = rope.cos_sin_cache
+    table.copy_(plain_table(table.shape[0], table.shape[1], config.rope_theta, table.device))
+    report_once("window_rope", "plain")
+
+
 def _apply(module: Any) -> None:
     from sm86.backend.report import report_once
 
@@ -36,6 +66,9 @@ def _apply(module: Any) -> None:
             saved = (rows - kept) * rope.cos_sin_cache.shape[1] * rope.cos_sin_cache.element_size()
             report_once("rope_table_rows", kept)
             report_once("rope_table_saved_mib_each", saved // 2**20)
+        if kwargs["compress_ratio"] <= 1 and not getattr(rope, "sm86_plain", False):
+            _unstretch(rope, config)
+            rope.sm86_plain = True
         return rope
 
     module.build_deepseek_v4_rope = build_deepseek_v4_rope
@@ -44,7 +77,7 @@ def _apply(module: Any) -> None:
 HOOK = Hook(
     name="rope-tables",
     module="vllm.models.deepseek_v4.attention",
-    why="vLLM builds fp32 tables for 1,048,576 positions, 512 MiB per GPU, whatever the context",
+    why="vLLM builds fp32 tables for 1,048,576 positions, 512 MiB per GPU, and stretches those of window-only layers",
     expects=(
         Expected("vllm.models.deepseek_v4.common.rope", "build_deepseek_v4_rope", "425d6c1805243d40"),
         Expected("vllm.models.deepseek_v4.attention", "DeepseekV4Attention.__init__", "a518234620f41f1b"),

@@ -196,6 +196,20 @@ def _triton_cases() -> Iterator[Case]:
     }
     constants = {"MIXES": 24, "PADDED": 32, "BLOCK": 128}
     yield "mhc_gemm", "24 x 4096", mhc_gemm.mhc_gemm_kernel, gemm_args, constants, {"num_warps": 4}
+    yield from _expert_cases()
+
+
+def _expert_cases() -> Iterator[Case]:
+    """The routed experts in a fixed order, at one rank's share of tensor parallel 8."""
+    from sm86.backend.kernels import routed_experts
+
+    packed = {"words": "*i32", "expert_stride": "i32", "scales": "*bf16", "scale_stride": "i32"}
+    shape = {"CHOSEN": 6, "SIZE": 4096, "WIDTH": 256, "COLUMNS": routed_experts.COLUMNS, "GROUP": routed_experts.GROUP}
+    first = {"hidden": "*bf16", "hidden_stride": "i32", "experts": "*i32"} | packed | {"out": "*bf16", "limit": "fp32"}
+    kernel = routed_experts.gate_up_kernel
+    yield "routed_experts", "gate and up", kernel, first, shape | {"LIMITED": True}, {"num_warps": 4}
+    last = {"inner": "*bf16", "experts": "*i32", "weights": "*fp32"} | packed | {"out": "*bf16", "out_stride": "i32"}
+    yield "routed_experts", "down", routed_experts.down_kernel, last, shape, {"num_warps": 4}
 
 
 def _resource_usage(cubin: bytes) -> tuple[int, int]:

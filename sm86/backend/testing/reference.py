@@ -3,8 +3,8 @@
 Variants differ from transformers in known, named ways, so that what is left over is the backend's own error:
 
     plain      fp32, as transformers computes it
-    yarn       plain, with YaRN on the window-only layers too (vLLM 0.26.0 builds it for them; transformers does not)
-    rounded    yarn, with keys rounded through e4m3 and UE8M0 as the cache stores them: what the served model should be
+    yarn       plain, with YaRN on the window-only layers too: what vLLM 0.26.0 builds by itself
+    rounded    plain, with keys rounded through e4m3 and UE8M0 as the cache stores them: what the served model should be
     bf16       rounded, with bf16 weights and activations: its distance from `rounded` is the noise floor of bf16
 """
 
@@ -162,7 +162,7 @@ class Reference:
     def use(self, variant: str) -> None:
         """Make the model the named variant."""
         frequencies = self._plain_frequencies
-        if variant != "plain":
+        if variant == "yarn":
             parameters = dict(_YARN)
             config = type(self._config)(
                 **{**self._config.to_dict(), "compress_rope_theta": 10000.0, "rope_parameters": parameters}
