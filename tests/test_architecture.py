@@ -24,6 +24,7 @@ BELOW: dict[str, set[str]] = {
     "verify": {"spec", "record"},
     "trace": set(),
     "comm": set(),
+    "probe": set(),
     "boot": {"spec", "verify"},
     "fit": {"spec", "plan", "doctor", "verify"},
     "report": {"spec", "record", "plan", "fit"},
@@ -35,7 +36,7 @@ BELOW: dict[str, set[str]] = {
     "render": {"spec", "plan", "image", "launch", "ladder"},
     "embedded": {"spec", "image", "host"},
     "cli": {"spec", "record", "image", "verify", "trace", "boot", "report", "measure", "host", "launch", "render"}
-    | {"plan", "fit", "embedded", "weights", "doctor", "ladder", "compare", "comm"},
+    | {"plan", "fit", "embedded", "weights", "doctor", "ladder", "compare", "comm", "probe"},
     "backend": {"weights"},
 }
 
@@ -47,6 +48,7 @@ PURE = (
     "doctor",
     "verify",
     "trace",
+    "probe",
     "boot",
     "record",
     "report",

@@ -267,6 +267,11 @@ class DockerGateway:
             time.sleep(0.2)
         raise CouldNotRun(f"the container did not end within {within_s:.0f} s", "see whether the machine is overloaded")
 
+    def archive(self, name: str, path: str) -> Iterator[bytes] | None:
+        """A folder of a container as a tar stream; None where there is no such container or folder."""
+        found = self._ask(lambda: self._client.api.get_archive(name, path))
+        return None if found is None else iter(found[0])
+
     def image_history(self, name: str) -> tuple[tuple[str, int], ...]:
         """(command that made it, bytes) of each layer, newest first; empty where there is no such image."""
         rows = self._ask(lambda: self._client.api.history(name)) or []

@@ -14,7 +14,7 @@ from sm86.trace.events import BlockDecoder
 from sm86.trace.kernels import Bucket, short_name
 from sm86.trace.layers import Placement, place
 from sm86.trace.reader import Trace, read
-from sm86.trace.source import NEED
+from sm86.trace.source import NEED, CpuAlone
 from sm86.trace.units import BUCKETS, Shape, Tally, Unit, lost_kernels, partial_shapes
 
 # With fewer whole units than this beside it, the first of a session is averaged after all.
@@ -247,7 +247,7 @@ def _refuse_without_gpu(trace: Trace, collector: Collector, categories: set[str 
         )
     pytorch = bool(categories & PYTORCH_CATEGORIES) or "deviceProperties" in trace.metadata
     if pytorch:
-        raise CouldNotRun(
+        raise CpuAlone(
             f"{path} is a PyTorch trace of the CPU alone: it has no GPU event",
             "give the trace of a worker (its name has rank in it), recorded with CUDA activities",
         )

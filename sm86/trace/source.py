@@ -31,6 +31,10 @@ FOREIGN: tuple[tuple[bytes, str, str], ...] = (
 )
 
 
+class CpuAlone(CouldNotRun):
+    """A whole trace of the PyTorch profiler, and no GPU event in it."""
+
+
 class Truncation:
     """Why the bytes ended early; empty while they have not."""
 
