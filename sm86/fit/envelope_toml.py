@@ -26,7 +26,7 @@ def to_toml(candidate: Candidate, rig: PlanRig, name: str) -> str:
     many = "one sequence" if server.sequences == 1 else f"{server.sequences} sequences"
     title = f"{server.context} tokens, {many}, planned for {rig.title}{marked}"
     caveat = (
-        f"planned, not run: {plan.verdict} by an estimate, {between(plan.left)} MiB left on each GPU; "
+        f"planned, not run: {plan.verdict} by an estimate, {between(plan.room)} MiB left on each GPU; "
         "what is not arithmetic was measured on another kind of GPU"
     )
     lines = plan.lines

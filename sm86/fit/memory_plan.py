@@ -47,8 +47,8 @@ class GroupUse:
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """The plan of one rank. gpu: the tightest one used; used: bytes by all parts; left: what remains of its free
-    memory; lines: what vLLM will print of its cache; stack: whose code serves
-    (`plan.memory`)."""
+    memory; lines: what vLLM will print of its cache; loading: bytes at the
+    fullest moment of loading, before there is a cache; stack: whose code serves (`plan.memory`)."""
 
     name: str
     server: Server
@@ -60,6 +60,7 @@ class MemoryPlan:
     lines: KvLines
     checks: tuple[Check, ...]
     utilization: float
+    loading: Bytes
     stack: str = SM86
 
     @property
@@ -81,8 +82,13 @@ class MemoryPlan:
         return exactly(-int(-self.gpu.total * self.utilization // 1)) + -taken
 
     @property
+    def room(self) -> Bytes:
+        """What remains when it serves, or while it loads where that is less."""
+        return less(self.left, exactly(self.gpu.free) + -self.loading)
+
+    @property
     def verdict(self) -> str:
-        return verdict(self.left)
+        return verdict(self.room)
 
     @property
     def passed(self) -> bool:
@@ -91,6 +97,11 @@ class MemoryPlan:
     def by_kind(self) -> tuple[tuple[str, Bytes], ...]:
         """Bytes of each of `plan.memory.KINDS` in that order."""
         return tuple((kind, total(part.size for part in self.parts if part.kind == kind)) for kind in memory.KINDS)
+
+
+def less(one: Bytes, other: Bytes) -> Bytes:
+    """The smaller end of each side."""
+    return Bytes(min(one.low, other.low), min(one.high, other.high))
 
 
 def verdict(left: Bytes) -> str:
@@ -176,6 +187,7 @@ def plan(
         lines=lines,
         checks=(),
         utilization=utilization,
+        loading=memory.loading_peak(shape, server, rig.multiprocessors, stack),
         stack=stack,
     )
     return replace(found, checks=_checks(found, utilization))
@@ -211,7 +223,14 @@ def _checks(found: MemoryPlan, utilization: float) -> tuple[Check, ...]:
             f"{server.sequences} x {server.context} tokens occupy {found.needed_blocks} of {pinned}",
             f"pin {ceil_div(found.needed_blocks, BLOCK_STEP) * BLOCK_STEP}, or vLLM preempts sequences",
         )
-    return (passes, seats, _start(found, utilization), _memory(found, left), *_capability(found.rig))
+    return (
+        passes,
+        seats,
+        _start(found, utilization),
+        _loading(found),
+        _memory(found, left),
+        *_capability(found.rig),
+    )
 
 
 def _start(found: MemoryPlan, utilization: float) -> Check:
@@ -232,6 +251,14 @@ def safe_utilization(found: MemoryPlan, most: float = 0.95) -> float:
     gpu = found.gpu
     room = memory.start_check(gpu.total, gpu.used, 0.0, found.server.ranks).low
     return max(0.05, min(most, int(100 * room / gpu.total) / 100))
+
+
+def _loading(found: MemoryPlan) -> Check:
+    left = exactly(found.gpu.free) + -found.loading
+    state = {FITS: PASS, UNCERTAIN: UNCERTAIN, NO_FIT: FAIL}[verdict(left)]
+    text = f"{between(found.loading)} MiB at the fullest moment, while experts are repacked: {between(left)} MiB left"
+    mend = "use more GPUs, or larger ones: the checkpoint decides this"
+    return Check("loading", state, text, "" if state == PASS else mend)
 
 
 def _memory(found: MemoryPlan, left: Bytes) -> Check:

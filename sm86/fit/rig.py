@@ -67,7 +67,7 @@ def of_profile(profile: RigProfile) -> PlanRig:
     room = [GpuRoom("each GPU", profile.usable_mib * MIB, profile.used_mib * MIB) for _ in range(profile.count)]
     notes: tuple[str, ...] = ()
     if profile.usable_estimated:
-        notes = (f"usable memory of a {profile.gpu} is an estimate: {profile.source}",)
+        notes = (f"usable memory of each {profile.gpu} is an estimate: {profile.source}",)
     return PlanRig(profile.name, profile.title, tuple(room), profile.multiprocessors, profile.capability, notes)
 
 

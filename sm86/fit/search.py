@@ -180,8 +180,10 @@ def _longest(rig: PlanRig, server: Server, shape: Shape, fixed: int | None, weig
 
 
 def used_bytes(shape: Shape, server: Server, multiprocessors: int) -> Bytes:
-    """Bytes of all parts of one rank."""
-    return total(part.size for part in memory.parts(shape, pool_of(shape), server, multiprocessors))
+    """Bytes of all parts of one rank, or of loading where that takes more."""
+    parts = total(part.size for part in memory.parts(shape, pool_of(shape), server, multiprocessors))
+    loading = memory.loading_peak(shape, server, multiprocessors)
+    return Bytes(max(parts.low, loading.low), max(parts.high, loading.high))
 
 
 def _candidate(rig: PlanRig, server: Server, shape: Shape) -> Candidate:
@@ -212,14 +214,14 @@ def _nothing(rig: PlanRig, wish: Wish, shape: Shape, ranks: int) -> CheckFailed:
     empty = Server(0, sequences, ranks, batched, wish.async_scheduling, 0, capture_sizes(sequences))
     tried = plan("nothing", with_context(shape, empty, context), rig, shape)
     kinds = dict(tried.by_kind())
-    short = -tried.left.high
+    short = -min(tried.left.high, tried.gpu.free - tried.loading.low)
     what = (
         f"{sequences} x {context} tokens do not fit {rig.title} at tensor parallel {ranks}: a GPU has "
         f"{mib(tried.gpu.free)} MiB free, the weights alone take {mib(kinds[memory.WEIGHTS].low)}, all together "
         f"{between(tried.used)}: at least {mib(short)} MiB too many"
     )
     near = _nearest(rig, wish, shape, ranks)
-    least = ceil_div(tried.used.low + tried.gpu.used, 1024 * MIB)
+    least = ceil_div(max(tried.used.low, tried.loading.low) + tried.gpu.used, 1024 * MIB)
     mend = near or f"use GPUs with {least} GiB or more each, or more of them (the model divides over at most 8)"
     return CheckFailed(what, mend)
 

@@ -8,10 +8,11 @@ two facts (262144 tokens serve, 393216 missed by about 30 MiB) bound the sum: se
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from sm86.plan.groups import Pool
 from sm86.plan.shape import C4, C128, WINDOW_ONLY, Shape
-from sm86.plan.units import GIB, MIB, Bytes, ceil_div, exactly
+from sm86.plan.units import GIB, MIB, Bytes, ceil_div, exactly, total
 from sm86.plan.weights import SLACK_PER_LAYER, weights
 
 SM86, STOCK = "sm86", "stock"
@@ -131,6 +132,18 @@ def other_parts(shape: Shape, server: Server, stack: str = SM86) -> list[Part]:
     )
     found.append(Part("fragments", RESERVE, FRAGMENTS, "150 MiB is what vLLM itself keeps back for it"))
     return found
+
+
+def loading_peak(shape: Shape, server: Server, multiprocessors: int, stack: str = SM86) -> Bytes:
+    """What one rank takes at the fullest moment of loading, when there is no cache yet and nothing has run: arithmetic
+    from the sources that no boot has confirmed, and the same estimates for what is around it."""
+    loaded = weights(shape, server.ranks, multiprocessors)
+    tables = rope_bytes(shape, rope_rows(shape, server.context, stack))
+    sure = loaded.total + loaded.loading + tables + load_buffer_bytes(shape, server.batched_tokens)
+    around = {part.name: part.size for part in other_parts(shape, server, stack)}
+    kernels = Bytes(0, around["kernels, libraries"].high)
+    rest = (around["CUDA context"], around["NCCL"], around["unsplit blocks"], around["fragments"], kernels)
+    return exactly(sure) + total(rest)
 
 
 def rope_rows(shape: Shape, context: int, stack: str) -> int:
@@ -253,11 +266,11 @@ def _graphs(server: Server, stack: str) -> list[Part]:
     ]
 
 
-def start_check(total: int, used: int, utilization: float, ranks: int) -> Bytes:
-    """What is left of the room that vLLM's check at start leaves: it wants utilization x total free after the context
-    and NCCL are there. Below 0: it refuses. total, used (by others): bytes of one GPU."""
-    free = Bytes(total - used, total - used) + -(CONTEXT_BYTES + (NCCL_BYTES if ranks > 1 else exactly(0)))
-    return free + exactly(-int(-(-total * utilization // 1)))
+def start_check(whole: int, used: int, utilization: float, ranks: int) -> Bytes:
+    """What is left of the room that vLLM's check at start leaves: it wants utilization x whole free after the context
+    and NCCL are there. Below 0: it refuses. whole, used (by others): bytes of one GPU."""
+    free = Bytes(whole - used, whole - used) + -(CONTEXT_BYTES + (NCCL_BYTES if ranks > 1 else exactly(0)))
+    return free + exactly(-ceil(whole * utilization))
 
 
 def share(number: int, of: int) -> float:

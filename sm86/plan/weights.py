@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from sm86.errors import CouldNotRun
 from sm86.plan.shape import C4, C128, GROUP_SIZE, Shape
@@ -187,10 +188,13 @@ def _feed_forward(shape: Shape, layer: int) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Bytes per GPU by class, in CLASSES' order, and of them what every rank holds whole."""
+    """Bytes per GPU by class, in CLASSES' order, and of them what every rank holds whole. loading: what loading takes
+    for a while on top: the order of inputs of all layers, which is dropped only when a layer is repacked, and a second
+    copy of the experts that are being repacked."""
 
     by_class: tuple[tuple[str, int], ...]
     replicated: int
+    loading: int
 
     @property
     def total(self) -> int:
@@ -240,6 +244,7 @@ def padded_vocabulary(shape: Shape) -> int:
     return ceil_div(shape.vocabulary, _VOCABULARY_PADDING) * _VOCABULARY_PADDING
 
 
+@cache
 def weights(shape: Shape, ranks: int, multiprocessors: int) -> Weights:
     """Bytes of the weights on each GPU once they are loaded and repacked.
 
@@ -273,7 +278,14 @@ def weights(shape: Shape, ranks: int, multiprocessors: int) -> Weights:
     # over its four streams, kept beside the matrix
     found[SMALL] += locks + shape.layers * _rounded(multiprocessors * 16)
     found[HYPER] += _rounded(shape.hyper * (shape.hyper + 2) * shape.hidden * 4)
-    return Weights(tuple(found.items()), replicated)
+    return Weights(tuple(found.items()), replicated, _loading_bytes(shape, ranks, found[EXPERTS]))
+
+
+def _loading_bytes(shape: Shape, ranks: int, experts: int) -> int:
+    """Before the first layer is repacked every layer of experts holds two int32 orders for each of its two matrices;
+    while it is, its four-bit weights and scales are there twice (vLLM 0.26.0, `auto_gptq.py`, `int_wna16.py`)."""
+    orders = 2 * 4 * shape.experts * (shape.hidden + shape.expert_width // ranks)
+    return shape.layers * orders + experts // shape.layers
 
 
 def _rounded(number: int) -> int:

@@ -36,7 +36,7 @@ def print_search(out: Console, found: Search) -> None:
         row = [str(server.sequences), f"{server.context:,}", f"{server.sequences * server.context:,}"]
         row += [str(server.batched_tokens), f"{server.blocks:,}"]
         row += [mib(dict(plan.by_kind())["KV pool"].low)] if wide else []
-        shown.add_row(*row, span(plan.left), _styled(plan.verdict))
+        shown.add_row(*row, span(plan.room), _styled(plan.verdict))
     out.print(shown)
     out.print(f"  tensor parallel {found.ranks}", style="dim")
     if found.idle:

@@ -54,7 +54,7 @@ def print_overview(out: Console, plans: Sequence[tuple[MemoryPlan, str]]) -> Non
         verdict = plan.verdict + (f"; {', '.join(failed)}" if failed else "")
         row = [plan.name, f"{server.sequences} x {server.context}", mib(kinds[KINDS[0]].low), mib(kinds[KINDS[1]].low)]
         row += [span(others)] if wide else []
-        row += [span(plan.left), _styled(verdict, plan.verdict)]  # type: ignore[list-item]
+        row += [span(plan.room), _styled(verdict, plan.verdict)]  # type: ignore[list-item]
         shown.add_row(*row, *([status] if wide else []))
     out.print(shown)
     for note in rig.notes:

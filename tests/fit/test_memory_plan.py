@@ -122,6 +122,15 @@ def test_what_vllm_will_call_available():
     assert made.server.blocks * 1_039_680 < made.available.low < made.available.high < 5 * GIB
 
 
+def test_loading_has_its_own_peak():
+    made = plan("x", BASE, RIG)
+    assert state(made, "loading") == PASS and made.loading.high < made.used.high
+    # a short context on a tight GPU: the server would perhaps fit, and loading surely does not
+    tight = plan("x", replace(BASE, context=8192, batched_tokens=128, blocks=128), rig_of(8, 19.5))
+    assert tight.left.high > 0 and state(tight, "loading") == FAIL
+    assert tight.verdict == NO_FIT and not tight.passed
+
+
 def test_verdicts():
     assert [verdict(Bytes(0, 1)), verdict(Bytes(-1, 0)), verdict(Bytes(-2, -1))] == [FITS, UNCERTAIN, NO_FIT]
 

@@ -124,6 +124,14 @@ def test_what_is_divided_and_what_is_not():
     assert 18.5 < eight.total / GIB < 18.6
 
 
+def test_what_loading_takes_on_top():
+    """Two orders of inputs for both matrices of every layer's experts, and one layer's experts twice."""
+    orders = 43 * 256 * (4096 + 256) * 4 * 2
+    experts = 256 * (3 * 4096 * 256 // 2 + (2 * 32 * 256 + 2 * 4096) * 2)
+    assert weights(FLASH, 8, 82).loading == orders + experts
+    assert experts == dict(weights(FLASH, 8, 82).by_class)[EXPERTS] // 43
+
+
 @pytest.mark.parametrize("ranks", [3, 5, 6, 7, 16, 32])
 def test_an_impossible_division_names_the_possible_ones(ranks: int):
     with pytest.raises(CouldNotRun) as refused:
