@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sm86.backend.attention.build import cuda_resources, find_nvcc
+from sm86.backend.collectives.build import cuda_resources as collective_resources
 
 SHARED_LIMIT = 99 * 1024
 REGISTER_LIMIT = 255
@@ -255,7 +256,7 @@ def cuda_kernels() -> list[Resources]:
     """Every CUDA kernel compiled by nvcc for SM86."""
     return [
         Resources(kernel, form, registers, spills, shared, warps, faults_of(registers, spills, shared, ptx))
-        for kernel, form, registers, spills, shared, warps, ptx in cuda_resources()
+        for kernel, form, registers, spills, shared, warps, ptx in [*cuda_resources(), *collective_resources()]
     ]
 
 

@@ -1,0 +1,92 @@
+"""The CUDA source compiled for SM86 without a GPU: it fits, does not spill, and its library says what it is."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from sm86.backend.attention.build import find_nvcc
+from sm86.backend.collectives import binding, build
+from sm86.backend.refusal import Refused
+from sm86.backend.testing.compiled import FORBIDDEN, faults_of
+
+needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc on this machine: the source is not compiled")
+
+PTXAS = """ptxas info    : Compiling entry function '_ZN12_GLOBAL__N_110all_reduceILi8ELi2ELi1EEEvNS_4CallE' for 'sm_86'
+ptxas info    : Function properties for _ZN12_GLOBAL__N_110all_reduceILi8ELi2ELi1EEEvNS_4CallE
+    {stack} bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads
+ptxas info    : Used 64 registers, used 1 barriers, 496 bytes cmem[0]
+"""
+
+
+@needs_nvcc
+def test_every_kernel_fits_and_none_spills() -> None:
+    rows = build.cuda_resources()
+    assert len({row[1] for row in rows}) == len(rows) == 7 * 3 * 2, "2 to 8 ranks, three algorithms, two types"
+    for _, form, registers, spills, shared, _, _ in rows:
+        assert spills == 0 and shared == 0, form
+        assert registers * 512 <= 65536, f"{form}: a block of 512 threads must start"
+    assert faults_of(64, 0, 0, rows[0][6]) == () and FORBIDDEN
+    assert "atom.sys" not in rows[0][6] and "red.sys" not in rows[0][6], "atomics need not reach host memory"
+
+
+@pytest.mark.parametrize(("stack", "stores", "loads", "spilled"), [(0, 0, 0, 0), (16, 0, 0, 16), (0, 8, 12, 20)])
+def test_ptxas_words_are_read(stack: int, stores: int, loads: int, spilled: int) -> None:
+    rows = build.resources_of(PTXAS.format(stack=stack, stores=stores, loads=loads), "ptx")
+    assert rows == [("host_allreduce", "8 ranks, two-shot, fp32", 64, spilled, 0, 16, "ptx")]
+
+
+def test_other_words_of_ptxas_are_no_pass() -> None:
+    with pytest.raises(RuntimeError, match="unknown words"):
+        build.resources_of("Compiling entry function 'all_reduceILi8ELi2ELi1E'\nnothing known", "")
+
+
+@needs_nvcc
+def test_the_library_knows_its_source_and_says_why_it_cannot_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = binding.load(build.build(tmp_path / "lib.so"))
+    assert library.sm86_ar_source_hash().decode() == build.source_hash()
+    assert library.sm86_ar_segment_bytes(8, 131072) < 16 << 20, "small enough for the GPUs' address translation"
+    memory = ctypes.create_string_buffer(1 << 21)
+    address = (ctypes.addressof(memory) + 4095) // 4096 * 4096
+    for rank in range(2):
+        library.sm86_ar_prepare(address, 2, 4096, rank, -1)
+    error = ctypes.c_int()
+    asked = binding.Open(address, 4096, 10**9, 99, 2, 0, 1)
+    assert library.sm86_ar_open(ctypes.byref(asked), ctypes.byref(error)) is None
+    assert error.value > 0 and binding.words_of(library, error.value), "no such device, or no driver at all"
+    asked.world = 3
+    assert library.sm86_ar_open(ctypes.byref(asked), ctypes.byref(error)) is None
+    assert "not this version's" in binding.words_of(library, error.value)
+    monkeypatch.setattr(build, "source_hash", lambda: "0" * 16)
+    with pytest.raises(Refused, match="was built from source"):
+        binding.load(tmp_path / "lib.so")
+
+
+def test_a_named_library_that_is_absent_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SM86_COLLECTIVES_LIBRARY", str(tmp_path / "nothing.so"))
+    assert binding.library_path() == tmp_path / "nothing.so"
+    with pytest.raises(Refused, match=r"cannot load .*nothing\.so"):
+        binding.load(binding.library_path())
+
+
+def test_without_nvcc_it_says_how_to_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(build, "find_nvcc", lambda: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("SM86_COLLECTIVES_LIBRARY", raising=False)
+    monkeypatch.setattr(build, "LIBRARY", "absent.so")
+    with pytest.raises(Refused, match=r"no nvcc.*sm86\.backend\.collectives\.build"):
+        binding.library_path()
+
+
+def test_the_hash_covers_every_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    named = {path.name for path in (build.SOURCE, *build.HEADERS)}
+    assert named == {path.name for path in build.FOLDER.iterdir() if path.suffix in (".cu", ".h")}
+    known = build.source_hash()
+    changed = tmp_path / "segment.h"
+    changed.write_bytes(build.HEADERS[0].read_bytes() + b"\n")
+    monkeypatch.setattr(build, "HEADERS", (changed, *build.HEADERS[1:]))
+    assert build.source_hash() != known

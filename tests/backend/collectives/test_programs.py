@@ -1,0 +1,132 @@
+"""The programs for GPUs, without one: they say so, read what they must, and judge what ranks tell."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sm86.backend.testing import gpu_group
+from sm86.backend.testing.nccl import transports
+from sm86.errors import CouldNotRun
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def program(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+speed, faults = program("allreduce_speed"), program("allreduce_faults")
+
+
+@pytest.mark.parametrize("module", [speed, faults], ids=["speed", "faults"])
+@pytest.mark.parametrize("visible", ["", "GPU-1", None])
+def test_without_two_gpus_they_end_with_2(
+    module: Any, visible: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setenv("PATH", "/nowhere")
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert module.main([]) == 2
+    what, mend = capsys.readouterr().err.splitlines()
+    assert "GPU" in what and mend.startswith("run it")
+
+
+@pytest.mark.parametrize(
+    ("module", "argv"), [(speed, ["--sizes", "x"]), (speed, ["--sizes", "256"]), (faults, ["--only", "nothing"])]
+)
+def test_bad_input_ends_with_2(module: Any, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert module.main(argv) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_gpus_are_handed_out_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2")
+    assert gpu_group.gpus_for(2) == ["3", "1"] and gpu_group.gpus_for(None) == ["3", "1", "2"]
+    with pytest.raises(CouldNotRun, match="4 GPUs"):
+        gpu_group.gpus_for(4)
+
+
+def test_a_group_collects_what_ranks_tell(tmp_path: Path) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import sys, os, json\n"
+        "rank = sys.argv[sys.argv.index('--rank') + 1]\n"
+        "assert os.environ['NCCL_P2P_DISABLE'] == '1'\n"
+        "print('some words')\n"
+        "if rank == '1': sys.exit(3)\n"
+        "print('@rank ' + json.dumps([rank, os.environ['CUDA_VISIBLE_DEVICES']]), flush=True)\n"
+    )
+    with gpu_group.Group(str(script), ["a", "b", "c"], []) as group:
+        assert group.wait(60.0) == {0: ["0", "a"], 2: ["2", "c"]}
+        assert group.words(1) == "some words"
+
+
+def test_nccl_transports_are_counted() -> None:
+    log = "x Channel 00 : 0[0] -> 1[1] via SHM/direct/direct\nx Channel 01 : 1[1] -> 0[0] via P2P/IPC\nno word\n"
+    assert transports(log) == {"SHM": 1, "P2P": 1}
+
+
+GONE = {"failed": [3, 9, [1]], "words": "w", "seconds": 0.1, "nan": True}
+LATE = {**GONE, "failed": [1, 0, [1]]}
+FINE = {"wrong": 0, "ulp": 0.5, "equal": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "results", "state"),
+    [
+        ("gone", {0: GONE, 2: GONE}, "pass"),
+        ("gone", {0: GONE}, "fail"),
+        ("gone", {0: GONE, 2: {**GONE, "failed": [3, 8, [1]]}}, "fail"),
+        ("gone", {0: {**GONE, "nan": False}, 2: GONE}, "fail"),
+        ("gone", {0: LATE, 2: LATE}, "fail"),
+        ("gone", {0: {**GONE, "failed": None}, 2: {**GONE, "failed": None}}, "fail"),
+        ("late", {0: LATE, 1: {"failed": "victim"}, 2: LATE}, "pass"),
+        ("late", {0: {**LATE, "failed": [1, 0, [2]]}, 2: {**LATE, "failed": [1, 0, [2]]}}, "fail"),
+        ("values", {0: FINE, 1: FINE, 2: FINE}, "pass"),
+        ("values", {0: FINE, 1: FINE}, "fail"),
+        ("values", {0: FINE, 1: {**FINE, "wrong": 1}, 2: FINE}, "fail"),
+        ("values", {0: FINE, 1: {**FINE, "ulp": 0.6}, 2: FINE}, "fail"),
+        ("values", {0: FINE, 1: {**FINE, "equal": False}, 2: FINE}, "fail"),
+        ("values", {0: {"not made": "why"}, 1: FINE, 2: FINE}, "not made"),
+        ("values", {0: {"setup": "why"}, 1: FINE, 2: FINE}, "fail"),
+    ],
+)
+def test_the_judge_of_scenarios(kind: str, results: dict[int, Any], state: str) -> None:
+    assert faults.judged(kind, results, 3)[0] == state
+
+
+def test_the_table_names_the_best_and_the_ratio() -> None:
+    row = {"median": 3.0, "low": 2.9, "high": 3.1}
+    ways = {
+        "packets/128": row,
+        "one-shot/128": {**row, "median": 2.5},
+        "one-shot/256": {**row, "median": 2.75},
+        "two-shot/128": {**row, "median": 5.0},
+        "nccl": {**row, "median": 10.0},
+    }
+    result = {
+        "ranks": [{"gpu": "G", "capability": "8.6", "read_ns": 1200, "numa_node": 0}] * 2,
+        "cuda": "13.0",
+        "torch": "2.11",
+        "nccl": "2.28.9",
+        "wrong": [],
+        **{part: {"8192": ways} for part in ("graph", "eager", "gap")},
+    }
+    text = speed.words_of(result)
+    assert "| 8 KiB | 3.00 (2.90-3.10) | 2.50 (2.90-3.10) |" in text and "| one-shot/128 |" in text
+    assert "| 4.00x |" in text and "8 KiB: 4.00x NCCL (least 2.6x, aim 3.0x): reached" in text
+    ways["nccl"]["median"] = 6.0
+    assert "BELOW the least" in speed.words_of(result)
+    assert "WRONG SUMS" in speed.words_of({**result, "wrong": ["two-shot"]})
