@@ -2,10 +2,9 @@
 
     python benchmarks/doctor_speed.py [--json]
 
-Median of five runs each; exit code 1 when one is over its limit. On a machine without GPUs the whole doctor may take 3 s
-(Docker and Compose answer in that time or are told as hanging later); judging facts from a file 1 s. With GPUs the driver
-is asked, too, which may start them first: that is shown and not limited. The processor time beside it tells a slow
-program from a busy machine.
+Median of five runs each; exit code 1 when one is over its limit. On a machine without GPUs the whole doctor may take
+3 s, judging facts from a file 1 s. With GPUs the driver is asked, too, which may start them first: that is shown and
+not limited. The processor time beside it tells a slow program from a busy machine.
 """
 
 from __future__ import annotations
