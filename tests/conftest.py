@@ -20,6 +20,9 @@ settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI") == "true":
     settings.load_profile("ci")
 
+# Records lie at the top of the clone by default; a test's belong into the folder that the test works in.
+os.environ.setdefault("SM86_RESULTS", "results")
+
 # A job that a script put into the background starts with SIGINT ignored, and its children inherit that: the tests that
 # interrupt a command would then wait for ever. A handler of our own makes children start with the usual one.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -15,7 +15,7 @@ from sm86.cli.served import served
 from sm86.errors import EXIT_FINDING, EXIT_OK, CheckFailed, CouldNotRun, Sm86Error
 from sm86.files import write_atomic
 from sm86.record import Record, save
-from sm86.record.store import RESULTS_DIR
+from sm86.record.store import results_dir
 from sm86.spec import Envelope, load_envelope
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _prove(server: ServerEngine, envelope: Envelope) -> list[Record]:
 
 def _keep_log(server: ServerEngine) -> Path:
     """The server's log beside the records: stopping a container takes its log with it, and a fault needs it."""
-    path = RESULTS_DIR / ENVELOPE / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-server.log"
+    path = results_dir() / ENVELOPE / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-server.log"
     try:
         write_atomic(path, b"".join(server.log_chunks(follow=False, this_run=True)))
         _say(f"the server's log is kept: {path}")

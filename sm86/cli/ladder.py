@@ -25,7 +25,7 @@ from sm86.ladder.climb import climb
 from sm86.ladder.rungs import Rung
 from sm86.ladder.state import State
 from sm86.record import Conditions, Record, load, save
-from sm86.record.store import RESULTS_DIR
+from sm86.record.store import RESULTS_DIR, results_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,7 @@ def ladder(
     """
     from sm86.cli.bench import MAX_REPEATS, MAX_TOKENS
 
+    results = results_dir(results)
     overrides = tuple(parse_overrides(override).items())
     if resume and restart:
         raise CouldNotRun("--resume goes on and --restart begins anew", "give one of the two")

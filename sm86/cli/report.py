@@ -16,7 +16,7 @@ from sm86.errors import EXIT_FINDING, EXIT_OK, CouldNotRun
 from sm86.files import write_atomic
 from sm86.json_text import parse as parse_json
 from sm86.record.schema import SCHEMA, from_json
-from sm86.record.store import RESULTS_DIR
+from sm86.record.store import RESULTS_DIR, results_dir
 from sm86.report.gather import Gathered, Source, Unread, gather
 from sm86.report.sound import fault
 from sm86.spec import load_all, load_proofs
@@ -52,7 +52,8 @@ def report(
 
     if hide and not redact:
         raise CouldNotRun("--hide names something to take out, but --redact is not given", "give --redact too")
-    values, unread = _read([Path(path) for path in paths] or [RESULTS_DIR], Path(out))
+    out = results_dir() / OUT.name if Path(out) == OUT else out
+    values, unread = _read([Path(path) for path in paths] or [results_dir()], Path(out))
     guard = _redactor(values, hide) if redact else None
     sources, faulty = _records(values, guard)
     unread += faulty
@@ -118,7 +119,7 @@ def _files(path: Path, out: Path) -> Iterable[tuple[Path, str, bool]]:
     """Files with the place to show for them, and whether they were named one by one."""
     if not path.is_dir():
         if not path.exists():
-            mend = "measure first, for example with invoke demo" if path == RESULTS_DIR else "check the path"
+            mend = "measure first, for example with invoke demo" if path == results_dir() else "check the path"
             raise CouldNotRun(f"there is no file or folder {path}", mend)
         yield path, path.name, True
         return

@@ -1,4 +1,4 @@
-"""Records on disk: results/<envelope>/<UTC>-<kind>.json, written whole or not at all."""
+"""Records on disk: <results>/<envelope>/<UTC>-<kind>.json, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -14,11 +14,30 @@ from sm86.json_text import parse as parse_json
 from sm86.record.schema import Record, from_json
 
 RESULTS_DIR = Path("results")
+"""Stands for the default place, whatever the working folder is: `results_dir` says where that is."""
+
+RESULTS_VARIABLE = "SM86_RESULTS"
+
+CLONE = Path(__file__).resolve().parents[2]
+
+
+def results_dir(results: Path = RESULTS_DIR) -> Path:
+    """Where records lie: the folder that was named; by default SM86_RESULTS, else results/ at the top of the clone,
+    else (the product is installed without a clone) in the working folder. Relative where it is the working folder's
+    own, as a person there would write it."""
+    if results != RESULTS_DIR:
+        return results
+    named = os.environ.get(RESULTS_VARIABLE)
+    if named:
+        return Path(named).expanduser()
+    if not (CLONE / "compose.yaml").is_file() or Path.cwd() == CLONE:
+        return RESULTS_DIR
+    return CLONE / RESULTS_DIR
 
 
 def record_path(record: Record, results: Path = RESULTS_DIR) -> Path:
     """Where the record belongs: the time is UTC to the second, then the kind."""
-    return results / record.envelope / f"{record.started:%Y%m%dT%H%M%SZ}-{record.kind}.json"
+    return results_dir(results) / record.envelope / f"{record.started:%Y%m%dT%H%M%SZ}-{record.kind}.json"
 
 
 def save(record: Record, results: Path = RESULTS_DIR) -> Path:
@@ -62,5 +81,5 @@ def load(path: Path) -> Record:
 
 def latest(envelope: str, kind: str, results: Path = RESULTS_DIR) -> Record | None:
     """The newest record of that kind for the envelope; None where there is none."""
-    paths = sorted((results / envelope).glob(f"*-{kind}*.json"))
+    paths = sorted((results_dir(results) / envelope).glob(f"*-{kind}*.json"))
     return load(paths[-1]) if paths else None

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sm86.errors import CouldNotRun
-from sm86.record import Conditions, Number, Record, Verdict, latest, load, record_path, save
+from sm86.record import Conditions, Number, Record, Verdict, latest, load, record_path, results_dir, save, store
 
 RECORD = Record(
     kind="bench",
@@ -81,3 +81,20 @@ def test_writers_of_the_same_moment_keep_each_others_records(tmp_path, monkeypat
     assert len(set(paths)) == 64
     assert sorted(load(path).seconds for path in paths) == [float(n) for n in range(64)]
     assert len(list((tmp_path / "cpu-smoke").iterdir())) == 64
+
+
+def test_the_default_place_is_the_clone_s_whatever_the_working_folder_is(tmp_path, monkeypatch):
+    clone = store.CLONE
+    assert (clone / "tasks.py").is_file()
+    monkeypatch.delenv("SM86_RESULTS")
+    monkeypatch.chdir(tmp_path)
+    assert results_dir() == clone / "results" and record_path(RECORD).is_relative_to(clone / "results")
+    assert results_dir(tmp_path / "other") == tmp_path / "other"
+    monkeypatch.chdir(clone)
+    assert str(results_dir()) == "results"
+    monkeypatch.setenv("SM86_RESULTS", str(tmp_path / "named"))
+    assert save(RECORD).parent == tmp_path / "named" / "cpu-smoke"
+    assert latest("cpu-smoke", "bench") == RECORD
+    monkeypatch.delenv("SM86_RESULTS")
+    monkeypatch.setattr(store, "CLONE", tmp_path)
+    assert str(results_dir()) == "results", "installed without a clone"
