@@ -17,6 +17,10 @@ class Path(Protocol):
     """An opened way. `all_reduce` sums a contiguous bf16 tensor [n] over all ranks on the current stream, in place or
     into another tensor, which it returns."""
 
+    def takes(self, size: int) -> bool:
+        """Whether a message of so many bytes can go this way; the same on every rank."""
+        ...
+
     def all_reduce(self, tensor: Any) -> Any: ...
 
     def ran(self, size: int) -> str:
@@ -79,6 +83,9 @@ class _Collective:
         self._dist = dist
         self._group = dist.new_group(backend=self.backend)
 
+    def takes(self, size: int) -> bool:
+        return True
+
     def all_reduce(self, tensor: Any) -> Any:
         self._dist.all_reduce(tensor, group=self._group)
         return tensor
@@ -116,12 +123,15 @@ class _Host:
             raise Unavailable("this image's backend has no all-reduce of its own") from None
         self._ours = open_all_reduce(control, device, max_bytes)
 
+    def takes(self, size: int) -> bool:
+        # what is larger a server leaves to NCCL
+        return size <= int(self._ours.max_bytes)
+
     def all_reduce(self, tensor: Any) -> Any:
         return self._ours.all_reduce(tensor)
 
     def ran(self, size: int) -> str:
-        words = getattr(self._ours, "words", "")
-        return str(words(size) if callable(words) else words) or "sm86's own"
+        return str(self._ours.words(size))
 
     def close(self) -> None:
         self._ours.close()
@@ -164,10 +174,12 @@ class _FlashInfer:
             group=control,
         )
 
+    def takes(self, size: int) -> bool:
+        return size % (self._hidden * 2) == 0
+
     def all_reduce(self, tensor: Any) -> Any:
-        width = min(self._hidden, tensor.numel())
         made = self._comm.allreduce_fusion(
-            input=tensor.view(-1, width),
+            input=tensor.view(-1, self._hidden),
             workspace=self._workspace,
             pattern=self._comm.AllReduceFusionPattern.kAllReduce,
             launch_with_pdl=False,

@@ -93,7 +93,10 @@ def _measured(order: Order) -> dict[str, Any]:
     control = dist.group.WORLD
     path = paths.open_path(order.path, control, device, max(order.sizes))
     bench: Any = _Graphs(path, device) if order.device == "cuda" else _Loop(path)
-    cells = {str(size): _size(order, bench, path, control, device, size) for size in order.sizes}
+    sizes = [size for size in order.sizes if path.takes(size)]
+    if not sizes:
+        raise paths.Unavailable("it takes none of these sizes")
+    cells = {str(size): _size(order, bench, path, control, device, size) for size in sizes}
     return {"state": MEASURED, "cells": cells, "facts": _facts(order, torch)}
 
 

@@ -78,6 +78,37 @@ def test_a_way_that_is_not_there_is_a_row_that_says_so() -> None:
     assert (done.state, done.why) == (answer.UNAVAILABLE, "it runs on GPUs only")
 
 
+def test_the_products_own_is_opened_by_its_name_and_takes_what_it_says(monkeypatch) -> None:
+    """The contract with sm86.backend.collectives, which itself runs on GPUs only."""
+    import types
+
+    from sm86.comm import paths
+
+    class Ours:
+        max_bytes = 65536
+
+        def all_reduce(self, tensor):
+            return tensor * 2
+
+        def words(self, size: int) -> str:
+            return f"one-shot/{size}"
+
+        def close(self) -> None:
+            self.closed = True
+
+    opened = []
+    module = types.SimpleNamespace(open_all_reduce=lambda *given: opened.append(given) or Ours())
+    monkeypatch.setitem(sys.modules, "sm86.backend.collectives", module)
+    device = types.SimpleNamespace(type="cuda")
+    path = paths._Host("group", device, 1 << 22)
+    assert opened == [("group", device, 1 << 22)]
+    assert path.takes(65536) and not path.takes(131072)
+    assert path.ran(8192) == "one-shot/8192" and path.all_reduce(3) == 6
+    monkeypatch.setitem(sys.modules, "sm86.backend.collectives", types.SimpleNamespace())
+    with pytest.raises(paths.Unavailable, match="has no all-reduce of its own"):
+        paths._Host("group", device, 1)
+
+
 def test_values_that_are_wrong_in_a_run_are_found(tmp_path: Path) -> None:
     faulty = tmp_path / "rank.py"
     faulty.write_text(
