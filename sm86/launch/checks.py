@@ -97,7 +97,8 @@ def require_draft_layers(folder: ModelFolder, speculative: Mapping[str, Any] | N
 
 
 def select(gpus: Sequence[Gpu], wanted: Sequence[str] | None, source: str) -> tuple[Gpu, ...]:
-    """The GPUs a run means, in PCI bus order. wanted: UUIDs or the unambiguous start of one; None for all."""
+    """The GPUs a run means. wanted: UUIDs or the unambiguous start of one, in the order of the ranks (`invoke doctor`
+    says which one a topology asks for); None for all, in PCI bus order."""
     if not gpus:
         raise CouldNotRun("the driver shows no GPU", "give the container GPUs (--gpus all, or the service as rendered)")
     if wanted is None:
@@ -116,7 +117,7 @@ def select(gpus: Sequence[Gpu], wanted: Sequence[str] | None, source: str) -> tu
         if hits[0] in chosen:
             raise CouldNotRun(f"{source} names {hits[0].uuid} twice", "name each GPU once")
         chosen.append(hits[0])
-    return tuple(sorted(chosen, key=lambda gpu: gpu.index))
+    return tuple(chosen)
 
 
 def visible(gpus: Sequence[Gpu], text: str) -> tuple[str, ...]:

@@ -313,7 +313,7 @@ def _spec_debug(run: Run, override: Given) -> State:
 def _gpus(run: Run, override: Given) -> State:
     if run.on_cpu:
         return _inert(override, "the CPU engine uses no GPU")
-    return _effective(override, "set as CUDA_VISIBLE_DEVICES in PCI bus order")
+    return _effective(override, "set as CUDA_VISIBLE_DEVICES, in the order named")
 
 
 def _batched_tokens(run: Run, override: Given) -> State:

@@ -180,11 +180,11 @@ def rig(count: int = 8, **facts) -> tuple[Gpu, ...]:  # type: ignore[no-untyped-
     return tuple(Gpu(index=number, uuid=gpu_uuid(number), **values) for number in range(count))
 
 
-def test_all_gpus_or_the_named_ones_in_bus_order() -> None:
+def test_all_gpus_in_bus_order_or_the_named_ones_in_theirs() -> None:
     gpus_here = rig()
     assert checks.select(gpus_here, None, "") == gpus_here
     wanted = [gpu_uuid(6), gpu_uuid(2).upper().replace("GPU-", "GPU-"), gpu_uuid(4)[:12]]
-    assert [gpu.index for gpu in checks.select(gpus_here, wanted, "SM86_GPUS")] == [2, 4, 6]
+    assert [gpu.index for gpu in checks.select(gpus_here, wanted, "SM86_GPUS")] == [6, 2, 4]
 
 
 @pytest.mark.parametrize(
