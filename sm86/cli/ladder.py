@@ -17,7 +17,7 @@ from sm86.cli.guard import whole_number
 from sm86.cli.ladder_hands import LadderHands, say
 from sm86.cli.ladder_words import dry_run_json, dry_run_words, end_words
 from sm86.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, CouldNotRun, Sm86Error
-from sm86.files import write_atomic
+from sm86.files import read_regular, write_atomic
 from sm86.ladder import judge, matrix, summary
 from sm86.ladder import rungs as r
 from sm86.ladder import state as s
@@ -26,6 +26,8 @@ from sm86.ladder.rungs import Rung
 from sm86.ladder.state import State
 from sm86.record import Conditions, Record, load, save
 from sm86.record.store import RESULTS_DIR, results_dir
+
+MOST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +238,7 @@ def _shown_coherent(name: str, results: Path) -> Path | None:
 def _previous(options: Options) -> State | None:
     """The state that is there; None where there is none."""
     try:
-        text = options.path.read_text(encoding="utf-8")
+        text = read_regular(options.path, MOST_BYTES).decode("utf-8")
     except FileNotFoundError:
         if options.resume:
             raise CouldNotRun(f"there is no ladder to go on with at {options.path}", "leave --resume out") from None

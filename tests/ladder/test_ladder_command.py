@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,21 @@ def test_a_broken_state_is_told_and_restart_mends_it(run, text: str) -> None:
     assert run(restart=True)[0] == 0
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe", "huge"])
+def test_a_state_that_is_no_plain_file_is_told_at_once(run, kind: str) -> None:
+    path = run.results / "ladder-sequence" / s.FILE
+    path.parent.mkdir()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        with path.open("wb") as file:
+            file.truncate(command.MOST_BYTES + 1)
+    code, out, err = run()
+    assert (code, out) == (2, "") and "cannot read" in err and "mend: " in err
+
+
 def test_dry_run_does_nothing_and_says_how_far_it_is(run) -> None:
     code, out, err = run(dry_run=True)
     assert code == 0 and err == "" and not list(run.results.iterdir())
@@ -236,7 +252,6 @@ def test_a_disk_that_is_full_leaves_the_old_state(run, monkeypatch) -> None:
     run(hands=FakeHands(run.results, stop_at=8))
     path = run.results / "ladder-sequence" / s.FILE
     before = path.read_text()
-    import os
 
     def full(*_):
         raise OSError(28, "No space left on device")
