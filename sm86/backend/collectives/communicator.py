@@ -16,6 +16,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,9 @@ class HostAllReduce:
         except BaseException:
             self.close()
             raise
+        assert self._map is not None
+        # A process that ends in an orderly way has left, not died: its peers must not report a failure.
+        self._leaving = Finalize(None, self._mark_closed, (self._map.address,), exitpriority=0)
         self._watcher = threading.Thread(target=self._watch, name="sm86-allreduce", daemon=True)
         self._watcher.start()
 
@@ -128,7 +132,7 @@ class HostAllReduce:
 
             self._step("sharing the segment", share)
         finally:
-            # the mapping keeps the memory; without descriptors nobody can be handed it any more
+            # the mapping keeps the memory from here on
             if fd >= 0:
                 os.close(fd)
             if offer is not None:
@@ -276,15 +280,20 @@ class HostAllReduce:
                     self.on_failure(self.failure)
                 return
 
+    def _mark_closed(self, address: int) -> None:
+        self._closing.set()
+        for local in range(self.local_ranks):
+            self._library.sm86_ar_mark_closed(address, self.first_rank + local)
+
     def close(self) -> None:
         """Wait for the GPU, unmap, and tell the peers that this end is meant. Safe to call again."""
         self._closing.set()
         watcher = getattr(self, "_watcher", None)
         if watcher is not None and watcher is not threading.current_thread():
             watcher.join()
-        if self._map is not None:
-            for local in range(self.local_ranks):
-                self._library.sm86_ar_mark_closed(self._map.address, self.first_rank + local)
+        leaving = getattr(self, "_leaving", None)
+        if leaving is not None and leaving.still_active():
+            leaving()
         if self._handle:
             self._library.sm86_ar_close(self._handle, self._map.address if self._map else None)
             self._handle = None

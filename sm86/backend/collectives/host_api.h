@@ -92,9 +92,9 @@ extern "C" uint64_t sm86_ar_segment_bytes(int world, uint64_t max_bytes) {
   return sm86ar::layout_of((uint32_t)world, max_bytes).total;
 }
 
-// Called by each rank for its own piece before any rank opens the segment; by rank 0 for the header too. The pages must
-// not have been touched yet: first touch places them, on `node` where that is not negative. Returns 0, or errno of the
-// placement, which is then the kernel's own choice.
+// Called by each rank for its own piece before any rank opens the segment; by rank 0 for the header too. The piece's
+// pages go to `node` where that is not negative. Returns 0, or errno of the placement, which is then the kernel's own
+// choice.
 extern "C" int sm86_ar_prepare(void* base, int world, uint64_t max_bytes, int rank, int node) {
   using namespace sm86ar;
   const Layout l = layout_of((uint32_t)world, max_bytes);
@@ -102,15 +102,16 @@ extern "C" int sm86_ar_prepare(void* base, int world, uint64_t max_bytes, int ra
   const uint64_t pages = l.rank_stride - 256;
   uint8_t* piece = s + kHeaderBytes + rank * pages;
   int placed = 0;
+  memset(piece, 0, pages);
+  memset(message_of(s, l, 0, rank), 0xFF, l.packets - l.messages);
 #if defined(SYS_mbind)
   if (node >= 0 && node < 64) {
     const unsigned long mask = 1ul << node;
-    // MPOL_PREFERRED: a full node is no reason to fail
-    if (syscall(SYS_mbind, piece, pages, 1, &mask, sizeof(mask) * 8 + 1, 0) != 0) placed = errno;
+    // Reserving the segment has placed its pages already, so they are moved: possible while this process alone has
+    // touched them. MPOL_PREFERRED (1): a full node is no reason to fail; MPOL_MF_MOVE (2).
+    if (syscall(SYS_mbind, piece, pages, 1, &mask, sizeof(mask) * 8 + 1, 2) != 0) placed = errno;
   }
 #endif
-  memset(piece, 0, pages);
-  memset(message_of(s, l, 0, rank), 0xFF, l.packets - l.messages);
   if (rank == 0) {
     Header* h = (Header*)base;
     memset(base, 0, kHeaderBytes);

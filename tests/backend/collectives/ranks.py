@@ -32,9 +32,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Script:
-    """What a group does. pauses: rank -> seconds slept now and then; die: rank -> call before which it ends itself
-    ("in" a call is before it for everybody who waits); stop: rank -> call before which it stops itself for a second;
-    vanish: ranks that never make a call; special: NaN words that look like "no data yet" among the values."""
+    """What a group does.
+
+    die: rank -> call before which it ends itself ("in" a call is before it for everybody who waits); stop: rank -> call
+    before which it stops itself for a second; vanish: ranks that never make a call; leave: ranks whose program simply
+    ends, and then nobody makes a call; special: NaN words that look like "no data yet" among the values.
+    """
 
     library: str
     calls: tuple[Call, ...]
@@ -46,9 +49,9 @@ class Script:
     first_call: int = 0
     jitter: bool = False
     die: dict[int, int] = field(default_factory=dict)
-    die_after_publishing: bool = False
     stop: dict[int, int] = field(default_factory=dict)
     vanish: tuple[int, ...] = ()
+    leave: tuple[int, ...] = ()
     special: bool = False
     environment: dict[str, str] = field(default_factory=dict)
     max_bytes_of: dict[int, int] = field(default_factory=dict)
@@ -138,6 +141,13 @@ def one_rank(script: Script, rank: int, folder: str, results: Any, go: Any) -> N
     if rank in script.vanish:
         go.wait(WAIT_S)
         return
+    if script.leave:
+        if rank not in script.leave:
+            time.sleep(1.0)
+            failure = reduce.failure
+            reduce.close()
+            results.put((rank, {"wrong": 0} if failure is None else {"failed": str(failure)}))
+        return
     try:
         for index in range(len(script.calls) * script.rounds):
             call = script.calls[index % len(script.calls)]
@@ -202,7 +212,7 @@ def run(script: Script, folder: Path, signal_after: Any = None) -> dict[int, Any
     for process in processes:
         process.start()
     try:
-        silent = set(script.die) | set(script.vanish)
+        silent = set(script.die) | set(script.vanish) | set(script.leave)
         reports: dict[int, Any] = {}
         end = time.monotonic() + WAIT_S
         while len(reports) < script.world - len(silent) and time.monotonic() < end:

@@ -155,6 +155,10 @@ def test_a_rank_stopped_for_a_second_is_waited_for(library: str, tmp_path: Path)
     assert fine(reports, 2) and reports[0]["seconds"] >= 1.0
 
 
+def test_a_program_that_ends_has_left_and_did_not_fail(library: str, tmp_path: Path) -> None:
+    assert run(Script(library, mixed(), world=3, leave=(1, 2)), tmp_path) == {0: {"wrong": 0}}
+
+
 def test_two_groups_at_the_same_time(library: str, tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
