@@ -21,6 +21,7 @@ RULES: tuple[Rule, ...] = (
     gpus.errors,
     gpus.throttle,
     gpus.power,
+    gpus.hung,
     gpus.temperature,
     gpus.mode,
     driver.driver,

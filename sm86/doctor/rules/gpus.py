@@ -11,6 +11,10 @@ SMI = "run the doctor on the machine itself, where nvidia-smi works"
 HOT_C = 83
 """An RTX 3090 begins to lower its clocks for heat at about this temperature of its core."""
 
+HUNG_USE = 90
+HUNG_POWER = 0.12
+"""Of the power limit: hung cards were seen at 17 to 20 W, idle ones draw as much, working ones several times that."""
+
 IDLE_BYTES = 1 << 29
 """What an idle card without a display shows at most; workers that linger hold far more."""
 
@@ -41,12 +45,13 @@ def count(rig: Rig, want: Want) -> Finding:
         )
     dropped = (rig.host.nvidia_devices or 0) - there
     if dropped > 0 and rig.driver.nvml == "ok":
-        return fail(
-            rule,
-            f"the PCI bus has {rig.host.nvidia_devices} NVIDIA GPUs, the driver serves {there}",
-            "a card that the driver gave up on is missing to the server, and may hang the others",
-            "see dmesg (NVRM, Xid); power the machine off and on; check risers, power, and BIOS: Above 4G Decoding",
-        )
+        told = f"the PCI bus has {rig.host.nvidia_devices} NVIDIA GPUs, the driver serves {there}"
+        mend = "see dmesg (NVRM, Xid); power the machine off and on; check risers, power, and BIOS: Above 4G Decoding"
+        if there >= want.ranks:
+            return warn(
+                rule, told, "a card that the driver gave up on may hang the others", f"{mend}, if it is not meant"
+            )
+        return fail(rule, told, why, mend)
     if there < want.ranks:
         return fail(
             rule,
@@ -323,7 +328,31 @@ def power(rig: Rig, want: Want) -> Finding | None:
         return warn(
             rule, f"{told}, lowered from {usual}", why, "fine if it is meant: name it with every number you give"
         )
-    return ok(rule, f"{told}, the cards' default")
+    most = [gpu for gpu in known if gpu.power_limit_max is not None]
+    top = spread(most, lambda gpu: round(gpu.power_limit_max or 0), lambda watts: f"{watts} W") if most else ""
+    return ok(rule, f"{told}, the cards' default{f'; they allow {top}' if top else ''}")
+
+
+def hung(rig: Rig, want: Want) -> Finding | None:
+    """Busy and drawing next to nothing: a rank that spins and waits for one that will not come."""
+    rule = "gpu-hung"
+    if not rig.gpus:
+        return None
+    known = [gpu for gpu in rig.gpus if gpu.utilization is not None and gpu.power is not None and gpu.power_limit]
+    why = "a rank that spins in a collective looks busy and works nothing; its server answers /health and no request"
+    if len(known) < len(rig.gpus):
+        return unknown(rule, "use and power of the GPUs are not known", why, SMI)
+    stuck = [
+        gpu
+        for gpu in known
+        if (gpu.utilization or 0) >= HUNG_USE and (gpu.power or 0) < HUNG_POWER * (gpu.power_limit or 0)
+    ]
+    if stuck:
+        told = f"{gpus_of(gpu.index for gpu in stuck)}: {stuck[0].utilization} % busy at {stuck[0].power:.0f} W"
+        return fail(rule, told, why, "invoke down, invoke up; then see dmesg for Xid lines, and peer access")
+    return ok(
+        rule, f"{min(gpu.utilization or 0 for gpu in known)} to {max(gpu.utilization or 0 for gpu in known)} % busy"
+    )
 
 
 def temperature(rig: Rig, want: Want) -> Finding | None:

@@ -23,6 +23,8 @@ def ram(rig: Rig, want: Want) -> Finding:
         return unknown(rule, "not known", why, HERE)
     told = gib(host.memory_total)
     free = "" if host.memory_available is None else f", {gib(host.memory_available)} available"
+    if rig.kernel_log.oom_kills:
+        free += f", {rig.kernel_log.oom_kills} processes were ended for want of memory since boot"
     if rig.gpus == ():
         return ok(rule, told + free)
     if host.memory_total < want.ram // 2:
@@ -32,6 +34,8 @@ def ram(rig: Rig, want: Want) -> Finding:
         return warn(rule, told + free, why, mend)
     if host.memory_available is not None and host.memory_available < want.ram // 2:
         return warn(rule, told + free, why, "close what uses it before the server starts")
+    if rig.kernel_log.oom_kills:
+        return warn(rule, told + free, why, "dmesg names the victims; close what took the memory, or add some")
     return ok(rule, told + free)
 
 

@@ -62,7 +62,8 @@ class _Later(Generic[T]):
 def gather(places: Places, environment: Mapping[str, str] | None = None) -> Rig:
     """The facts. Takes as long as the slowest source: about a second, on a machine whose driver hangs a minute.
 
-    environment: this process's, whose LD_LIBRARY_PATH counts. Nothing is changed and nothing is started.
+    environment: this process's, whose LD_LIBRARY_PATH counts. Nothing is changed, and nothing is started but nvidia-smi
+    in running containers that were given GPUs.
     """
     from sm86 import __version__
 
