@@ -6,6 +6,8 @@ import contextlib
 import json as json_module
 import os
 import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sm86.doctor.as_json import report_to_json
@@ -16,7 +18,7 @@ from sm86.doctor.redact import redacted
 from sm86.doctor.want import Want
 from sm86.errors import CouldNotRun
 from sm86.files import write_atomic
-from sm86.spec import Envelope, load_envelope, load_pins
+from sm86.spec import Envelope, load_all, load_envelope, load_pins
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_ENVELOPE = "sm86-262k"
@@ -34,13 +36,14 @@ def doctor(
     bundle: str | None = None,
     json: bool = False,
     dry_run: bool = False,
+    record: bool = False,
 ) -> int:
     """Judge this machine, or the facts in `from_file` ("-": standard input), for `envelope`, and print the findings.
 
     probe: also try what needs work on the GPUs (peer copies, PCIe under load) and in host memory. image: run that work
     in a container of this image instead of a process. bundle: write facts and findings there, redacted. dry_run: only
-    say what would be asked and run. Returns 0 when nothing is wrong, 1 when something is. Raises CouldNotRun for bad
-    input.
+    say what would be asked and run. record: write a record of kind "doctor", for the report. Returns 0 when nothing
+    is wrong, 1 when something is. Raises CouldNotRun for bad input.
     """
     spec = load_envelope(envelope)
     want = want_of(spec)
@@ -50,8 +53,15 @@ def doctor(
         raise CouldNotRun("--image is where the probe runs, but there is no --probe", "give --probe as well")
     if dry_run:
         return _dry_run(want, from_file, probe, image, bundle)
+    started, clock = datetime.now(UTC), time.monotonic()
     rig = read_rig(from_file) if from_file is not None else gather(spec, probe, image)
     report = judge(rig, want)
+    if record:
+        from sm86.cli.doctor_record import to_record
+        from sm86.record import save
+
+        path = save(to_record(rig, report, spec, started, time.monotonic() - clock))
+        print(f"record: {path}", file=sys.stderr)
     if bundle is not None:
         write_bundle(Path(bundle), rig, want)
     if json:
@@ -69,8 +79,11 @@ def want_of(envelope: Envelope) -> Want:
     """What the envelope needs of a machine. Raises CouldNotRun for one that needs no GPU."""
     if not envelope.uses_gpu:
         raise CouldNotRun(f"{envelope.name} needs no GPU, so there is nothing to examine", "name an envelope of a rig")
+    # one of a person's own was planned for other cards; whether it fits those, `invoke plan` says
+    shipped = envelope.name in {one.name for one in load_all()}
     return Want(
         envelope=envelope.name,
+        memory=Want().memory if shipped else 0,
         ranks=envelope.serve.tensor_parallel,
         utilization=envelope.serve.gpu_memory_utilization,
         driver=load_pins().version("driver"),

@@ -16,6 +16,7 @@ from sm86.cli.guard import guard
 from sm86.doctor.facts import Rig
 from sm86.doctor.facts_json import from_text, to_json
 from sm86.errors import CouldNotRun
+from sm86.spec import load_envelope
 from tests.conftest import ROOT
 from tests.doctor.rigs import BAD, FOLDER, GOOD, REAL
 
@@ -149,6 +150,14 @@ def test_arguments_that_do_not_go_together(arguments: dict, words: str) -> None:
     with pytest.raises(CouldNotRun) as told:
         cli.doctor(**arguments)
     assert words in told.value.what
+
+
+def test_an_envelope_of_ones_own_is_judged_by_its_own_numbers(tmp_path) -> None:
+    text = (ROOT / "sm86/spec/envelopes/sm86-64k.toml").read_text()
+    (tmp_path / "my-rig.toml").write_text(text.replace('"sm86-64k"', '"my-rig"'))
+    want = cli.want_of(load_envelope(str(tmp_path / "my-rig.toml")))
+    assert (want.envelope, want.memory, want.ranks) == ("my-rig", 0, 8)
+    assert cli.want_of(load_envelope("sm86-64k")).memory > 23 << 30
 
 
 def test_a_bundle_holds_what_was_judged_and_no_names(tmp_path, monkeypatch, capsys) -> None:
