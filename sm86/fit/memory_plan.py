@@ -12,7 +12,7 @@ from sm86.plan.groups import BLOCK_TOKENS, Group, pool_of
 from sm86.plan.kv import BLOCK_STEP
 from sm86.plan.memory import SM86, Part, Server, mib
 from sm86.plan.shape import FLASH, Shape
-from sm86.plan.units import Bytes, ceil_div, exactly, total
+from sm86.plan.units import MIB, Bytes, ceil_div, exactly, total
 from sm86.plan.weights import require_ranks
 from sm86.spec import Envelope
 
@@ -20,6 +20,10 @@ FITS, UNCERTAIN, NO_FIT = "fits", "uncertain", "does not fit"
 """Fits even where every estimate is at its upper end; fits only where some are lower; not even at the lower ends."""
 
 PASS, FAIL = "pass", "fail"
+
+MUCH_HELD = 512 * MIB
+"""From here on other users of a GPU are the first thing to mend."""
+
 MAX_LOGITS = "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"
 
 
@@ -243,7 +247,13 @@ def _start(found: MemoryPlan, utilization: float) -> Check:
     state = {FITS: PASS, UNCERTAIN: UNCERTAIN, NO_FIT: FAIL}[verdict(room)]
     if state == PASS:
         return Check("free at start", PASS, text)
-    return Check("free at start", state, text, f"set gpu_memory_utilization to {safe_utilization(found)} or less")
+    mend = f"set gpu_memory_utilization to {safe_utilization(found)} or less"
+    return Check("free at start", state, text, _freeing(gpu) or mend)
+
+
+def _freeing(gpu: GpuRoom) -> str:
+    """The mend where others hold much of a GPU: it comes before every other."""
+    return f"end what holds {mib(gpu.used)} MiB of {gpu.label} (nvidia-smi names it)" if gpu.used >= MUCH_HELD else ""
 
 
 def safe_utilization(found: MemoryPlan, most: float = 0.95) -> float:
@@ -257,7 +267,7 @@ def _loading(found: MemoryPlan) -> Check:
     left = exactly(found.gpu.free) + -found.loading
     state = {FITS: PASS, UNCERTAIN: UNCERTAIN, NO_FIT: FAIL}[verdict(left)]
     text = f"{between(found.loading)} MiB at the fullest moment, while experts are repacked: {between(left)} MiB left"
-    mend = "use more GPUs, or larger ones: the checkpoint decides this"
+    mend = _freeing(found.gpu) or "use more GPUs, or larger ones: the checkpoint decides this"
     return Check("loading", state, text, "" if state == PASS else mend)
 
 
@@ -267,6 +277,7 @@ def _memory(found: MemoryPlan, left: Bytes) -> Check:
     if state == PASS:
         return Check("memory", PASS, text)
     mend = "see `invoke plan --what-if` for what can shrink, `invoke plan --fit` for what fits this rig"
+    mend = _freeing(found.gpu) or mend
     return Check("memory", state, text, mend)
 
 

@@ -16,6 +16,9 @@ CUDA_RESERVE = 318 * MIB
 FEW_MULTIPROCESSORS = 82
 """Where the number is not known: a 3090's. It decides a few MiB."""
 
+NOTED_MIB = 64
+"""Memory that others hold is named above this; a display server alone holds a few MiB."""
+
 MEND_FACTS = "give what `invoke doctor --json` wrote on the rig, or a profile like those of sm86/spec/rigs"
 
 
@@ -80,20 +83,27 @@ def of_facts(facts: Rig, profiles: Sequence[RigProfile], where: str = "the facts
     if not facts.gpus:
         what = "has no GPU" if facts.gpus is not None else "does not say which GPUs there are"
         raise CouldNotRun(f"{where} {what}", MEND_FACTS)
-    rooms, notes = [], []
+    rooms: list[GpuRoom] = []
+    notes: list[str] = []
+    held: dict[int, list[str]] = {}
+    guessed: dict[int, list[str]] = {}
     for gpu in facts.gpus:
         if gpu.memory_total is None:
             notes.append(f"GPU {gpu.index} is left out: {gpu.problem or 'its memory is not known'}")
             continue
         total, estimated = _usable(gpu, known)
         if estimated:
-            notes.append(f"GPU {gpu.index}: what CUDA reports of {gpu.memory_total / GIB:.2f} GiB is an estimate")
+            guessed.setdefault(gpu.memory_total, []).append(str(gpu.index))
         used = _used(gpu, total)
-        if used > 64 * MIB:
-            notes.append(f"GPU {gpu.index}: others hold {used // MIB} MiB")
+        held.setdefault(used // MIB, []).append(str(gpu.index))
         rooms.append(GpuRoom(f"GPU {gpu.index}", total, used))
     if not rooms:
         raise CouldNotRun(f"{where} knows the memory of none of its {len(facts.gpus)} GPUs", MEND_FACTS)
+    for size, numbers in guessed.items():
+        notes.append(f"GPU {', '.join(numbers)}: what CUDA reports of {size / GIB:.2f} GiB is an estimate")
+    for size, numbers in held.items():
+        if size > NOTED_MIB:
+            notes.append(f"GPU {', '.join(numbers)}: others hold {size} MiB{' each' if len(numbers) > 1 else ''}")
     names = list(dict.fromkeys(gpu.name or "GPU without a name" for gpu in facts.gpus))
     if len(names) > 1:
         notes.append(f"GPUs of several kinds ({', '.join(names)}): the slowest and the smallest set the pace")

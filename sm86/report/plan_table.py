@@ -50,13 +50,12 @@ def print_overview(out: Console, plans: Sequence[tuple[MemoryPlan, str]]) -> Non
         kinds = dict(plan.by_kind())
         others = total(kinds[kind] for kind in KINDS[2:])
         server = plan.server
-        failed = [check.name for check in plan.checks if check.state != PASS and check.name != "memory"]
-        verdict = plan.verdict + (f"; {', '.join(failed)}" if failed else "")
         row = [plan.name, f"{server.sequences} x {server.context}", mib(kinds[KINDS[0]].low), mib(kinds[KINDS[1]].low)]
         row += [span(others)] if wide else []
-        row += [span(plan.room), _styled(verdict, plan.verdict)]  # type: ignore[list-item]
+        row += [span(plan.room), _styled(plan.verdict, plan.verdict)]  # type: ignore[list-item]
         shown.add_row(*row, *([status] if wide else []))
     out.print(shown)
+    _print_troubles(out, [plan for plan, _ in plans])
     for note in rig.notes:
         out.print(f"note: {note}")
     out.print(
@@ -64,6 +63,18 @@ def print_overview(out: Console, plans: Sequence[tuple[MemoryPlan, str]]) -> Non
         "GPUs. `invoke plan --envelope NAME` shows each part with its source.",
         style="dim",
     )
+
+
+def _print_troubles(out: Console, plans: Sequence[MemoryPlan]) -> None:
+    """What else than the memory does not pass, and for which envelopes; once for all that have it."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for plan in plans:
+        for check in plan.checks:
+            if check.state != PASS and check.name != "memory":
+                found.setdefault((check.name, check.state, check.mend), []).append(plan.name)
+    for (name, state, mend), names in found.items():
+        whose = "all" if len(names) == len(plans) else ", ".join(names)
+        out.print(f"{name}: {state} ({whose}); mend: {mend}", style=STYLES.get(state, ""))
 
 
 def _print_parts(out: Console, plan: MemoryPlan) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Literal
 
 from sm86.plan.memory import mib
 from sm86.plan.units import Bytes
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPED_WIDTH = 120
-WIDE = 100
+WIDE = 112
 """Columns from which on a table may show more."""
 
 STYLES = {
@@ -43,13 +43,11 @@ def table(*columns: str) -> Table:
 
     made = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     for column in columns:
-        name = column.lstrip("<>")
-        made.add_column(
-            name,
-            justify="right" if column.startswith(">") else "left",
-            no_wrap=not column.startswith("<"),
-            overflow="fold",
-        )
+        wraps = column.startswith("<")
+        justify: Literal["right", "left"] = "right" if column.startswith(">") else "left"
+        # what must not wrap must not be cut in silence either
+        overflow: Literal["fold", "ellipsis"] = "fold" if wraps else "ellipsis"
+        made.add_column(column.lstrip("<>"), justify=justify, no_wrap=not wraps, overflow=overflow)
     return made
 
 

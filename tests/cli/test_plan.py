@@ -55,12 +55,13 @@ def test_all_envelopes_side_by_side(capsys):
     assert "1,284 to 3,089" in said and "uncertain" in said and "H200" in said
 
 
-@pytest.mark.parametrize("width", [80, 120, 200])
-@pytest.mark.parametrize("question", ["overview", "one", "fit", "what-if", "check"])
-def test_tables_fit_their_width_and_cut_nothing(capsys, monkeypatch, width, question):
+@pytest.mark.parametrize("width", [80, 100, 112, 120, 200])
+@pytest.mark.parametrize("question", ["overview", "bad rig", "one", "fit", "what-if", "check"])
+def test_tables_fit_their_width_and_cut_nothing(capsys, monkeypatch, tmp_path, width, question):
     monkeypatch.setenv("COLUMNS", str(width))
     calls = {
         "overview": {},
+        "bad rig": {"rig": facts(tmp_path / "rig.json", free_mib=2_000)},
         "one": {"envelope": "sm86-80k-4seq"},
         "fit": {"fit": True, "dry_run": True},
         "what-if": {"what_if": True},
@@ -152,7 +153,7 @@ def test_a_rig_of_doctors_facts(tmp_path, capsys):
     assert plan("sm86-262k", rig=facts(tmp_path / "rig.json")) == 0
     assert "8x NVIDIA GeForce RTX 3090 (rig.json)" in capsys.readouterr().out
     assert plan("sm86-262k", rig=facts(tmp_path / "rig.json", free_mib=21_000)) == 1
-    assert "GPU 0: others hold 3258 MiB" in capsys.readouterr().out
+    assert "GPU 0, 1, 2, 3, 4, 5, 6, 7: others hold 3258 MiB each" in capsys.readouterr().out
 
 
 def test_a_rig_too_small_for_the_shipped_envelopes(tmp_path):

@@ -54,7 +54,7 @@ def test_facts_survive_their_own_json():
 def test_memory_that_others_hold_is_taken_off_and_named():
     rig = of_facts(facts(gpu(0, memory_free=22 * GIB), gpu(1, memory_free=TOTAL)), shipped_rigs())
     assert rig.gpus[0].free == 22 * GIB and rig.gpus[1].used == 0
-    assert any("GPU 0: others hold" in note for note in rig.notes)
+    assert any("GPU 0: others hold 1730 MiB" in note for note in rig.notes)
     assert rig.tightest(2).label == "GPU 0" and rig.tightest(1).label == "GPU 1"
 
 
