@@ -231,6 +231,7 @@ def report(_, records="", out=None, redact=False, hide=None, title=None, png=Tru
         "png": "draw the memory into this file, as stacked bars",
         "dry-run": DRY_RUN,
         "json": JSON,
+        "record": "write a record of the plan, for the report",
     },
 )
 def plan(
@@ -252,12 +253,13 @@ def plan(
     png=None,
     dry_run=False,
     json=False,
+    record=False,
 ):
     """Plan the memory of a server on a rig; search what fits; check a boot against it."""
     from sm86.cli import plan as cli
 
     settings = (context, sequences, batched_tokens, async_scheduling, blocks, pool_bytes, tensor_parallel)
-    _end(lambda: cli.plan(envelope, rig, model, fit, what_if, check, *settings, out, png, dry_run, json))
+    _end(lambda: cli.plan(envelope, rig, model, fit, what_if, check, *settings, out, png, dry_run, json, record))
 
 
 @task(help={"before": "a record, or a folder of records", "after": "likewise", "json": JSON})
@@ -574,13 +576,14 @@ def ladder_comm(
         "bundle": "write facts and findings into this file, without names, paths and serial numbers",
         "dry-run": DRY_RUN,
         "json": JSON,
+        "record": "write a record of the findings, for the report",
     }
 )
-def doctor(_, envelope=None, from_=None, probe=False, image=None, bundle=None, dry_run=False, json=False):
+def doctor(_, envelope=None, from_=None, probe=False, image=None, bundle=None, dry_run=False, json=False, record=False):
     """Examine this machine: what it is, what is wrong with it, how to mend it, where the ranks belong."""
     from sm86.cli import doctor as cli
 
-    _end(lambda: cli.doctor(envelope or cli.DEFAULT_ENVELOPE, from_, probe, image, bundle, json, dry_run))
+    _end(lambda: cli.doctor(envelope or cli.DEFAULT_ENVELOPE, from_, probe, image, bundle, json, dry_run, record))
 
 
 @task(

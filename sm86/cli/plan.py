@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json as json_module
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sm86.cli.guard import whole_number
@@ -67,9 +69,11 @@ def plan(
     png: str | None = None,
     dry_run: bool = False,
     json: bool = False,
+    record: bool = False,
 ) -> int:
     """Plan memory; see `docs/plan.md` for the four questions it answers.
 
+    record: write a record of each plan, for the report; of envelopes as they are only.
     Returns 0, or 1 where something does not fit for sure, or a log is not as predicted. Raises CouldNotRun for bad
     input and for questions that exclude each other, CheckFailed where nothing fits.
     """
@@ -90,6 +94,8 @@ def plan(
         from sm86.report.plan_picture import require_png
 
         require_png(Path(png))
+    if record and (asked or options.given or model is not None):
+        raise CouldNotRun("a record is of a shipped envelope's own plan", "leave out the other settings, or --record")
     shape = read_model(model)
     place = read_rig(rig)
     if check is not None:
@@ -99,8 +105,8 @@ def plan(
     if what_if:
         return _what_if(what_if, envelope, place, shape, options, png, json)
     if envelope is None and not options.given:
-        return _overview(place, shape, png, json)
-    return _one(envelope, place, shape, options, png, json)
+        return _overview(place, shape, png, json, record)
+    return _one(envelope, place, shape, options, png, json, record)
 
 
 def _flag(value: str | bool | None, name: str) -> bool | None:
@@ -134,10 +140,14 @@ def _require_fitting(
         )
 
 
-def _one(name: str | None, rig: PlanRig, shape: Shape, options: Options, png: str | None, json: bool) -> int:
+def _one(
+    name: str | None, rig: PlanRig, shape: Shape, options: Options, png: str | None, json: bool, record: bool
+) -> int:
     spec = load_envelope(name or "sm86-262k")
     made = _plan_of(spec, rig, shape, options, name is None)
     _show_plans([(made, spec.status)], False, png, json)
+    if record:
+        _save([(made, spec)], json)
     return EXIT_OK if made.passed else EXIT_FINDING
 
 
@@ -168,7 +178,7 @@ def _changed(server: Server, options: Options, shape: Shape) -> Server:
     return wanted if wanted == server else replace(wanted, blocks=memory_plan.override_for(shape, wanted))
 
 
-def _overview(rig: PlanRig, shape: Shape, png: str | None, json: bool) -> int:
+def _overview(rig: PlanRig, shape: Shape, png: str | None, json: bool, record: bool) -> int:
     specs = [spec for spec in load_all() if spec.uses_gpu]
     plans, skipped = [], []
     for spec in specs:
@@ -183,8 +193,21 @@ def _overview(rig: PlanRig, shape: Shape, png: str | None, json: bool) -> int:
             "ask what fits it: invoke plan --fit --rig ...",
         )
     _show_plans(plans, True, png, json, skipped)
+    if record:
+        _save([(made, load_envelope(made.name)) for made, _ in plans], json)
     bad = any(not made.passed for made, status in plans if status in DECIDING)
     return EXIT_FINDING if bad else EXIT_OK
+
+
+def _save(plans: Sequence[tuple[MemoryPlan, Envelope]], json: bool) -> None:
+    from sm86.cli.plan_record import to_record
+    from sm86.record import save
+    from sm86.report.plan_json import plan_values
+
+    now = datetime.now(UTC)
+    for made, spec in plans:
+        path = save(to_record(plan_values(made), spec, now))
+        print(f"record: {path}", file=sys.stderr if json else sys.stdout)
 
 
 def _show_plans(

@@ -14,6 +14,9 @@ from sm86.spec import Envelope
 
 ALL_REDUCE = "tp_all_reduce"
 
+UNKNOWN = "conditions unknown"
+"""The mark of a trace that does not name its GPU: it may be of any machine."""
+
 
 def to_record(answer: Mapping[str, Any], devices: Sequence[str | None], path: Path, envelope: Envelope) -> Record:
     """The record of kind "trace" of an answer of the trace reader.
@@ -42,7 +45,7 @@ def to_record(answer: Mapping[str, Any], devices: Sequence[str | None], path: Pa
         envelope_digest=envelope.digest(),
         started=datetime.fromtimestamp(_time_of(path), UTC),
         seconds=0.0,
-        conditions=Conditions(engine="cuda", mark="", gpus=gpus),
+        conditions=Conditions(engine="cuda", mark="" if gpus else UNKNOWN, gpus=gpus),
         numbers=tuple(numbers),
         details={"trace": dict(answer), "all_reduce_calls_per_step": calls},
     )

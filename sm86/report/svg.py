@@ -207,7 +207,10 @@ def _stacks(chart: Stacks, width: int) -> str:
             if wide > len(amount(value)) * CHAR + 8:
                 sheet.text(x + wide / 2, y + 14.5, amount(value), "inside", "middle")
             x += wide
-        sheet.text(x + 7, y + 14.5, f"{amount(total)} {chart.unit}", "value")
+        said = f"{amount(total)} {chart.unit}"
+        if chart.limit is not None and x < (line := label + room * chart.limit[0] / most) < x + len(said) * CHAR + 12:
+            x = line  # the words would stand across the line
+        sheet.text(x + 7, y + 14.5, said, "value")
     height = top + len(chart.rows) * row_high
     if chart.limit is not None:
         x = label + room * chart.limit[0] / most

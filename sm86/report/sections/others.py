@@ -22,6 +22,7 @@ from sm86.report.sections.parts import (
     verdict_table,
     when,
 )
+from sm86.report.sections.plans import plan
 from sm86.report.sections.traces import trace
 
 PARTS = (
@@ -34,7 +35,7 @@ PARTS = (
 )
 SHOWN_APART = ("boot", "verify", "bench", "demo")
 
-BUILDERS = {"trace": trace, "comm": comm, "ladder": ladder}
+BUILDERS = {"plan": plan, "trace": trace, "comm": comm, "ladder": ladder}
 
 
 def others(gathered: Gathered, machine: Machine) -> list[Section]:
@@ -67,7 +68,7 @@ def _part(machine: Machine, kind: str, title: str, lede: str, entries: Sequence[
             spans += [" ", Ref(entry.number)]
         blocks.append(Prose(tuple(spans), "note"))
     sections = [Section(key, title, 2, tuple(blocks), machine.mark)]
-    for number, entry in enumerate(newest.values(), 1):
+    for number, entry in enumerate(sorted(newest.values(), key=lambda e: e.number), 1):
         sections.append(guarded(BUILDERS.get(kind, _generic), machine, entry, f"{key}-{number}"))
     return sections
 

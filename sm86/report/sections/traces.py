@@ -11,7 +11,7 @@ from typing import Any
 from sm86.report.charts import Bar, Bars, amount
 from sm86.report.document import Block, Column, Figure, Inline, Prose, Ref, Section, Strong, Table
 from sm86.report.gather import Entry, Machine
-from sm86.report.sections.parts import clipped, details_blocks, marked, numbers_table, plain, when
+from sm86.report.sections.parts import clipped, details_blocks, marked, numbers_table, plain, verdict_table, when
 
 MAX_FILES = 8
 
@@ -20,10 +20,14 @@ def trace(machine: Machine, entry: Entry, key: str) -> Section:
     """The buckets of a trace's steps or graphs, a chart of the first file, and what was left out."""
     record = entry.record
     blocks: list[Block] = []
+    if record.verdicts:
+        blocks.append(verdict_table(record.verdicts))
     if record.numbers:
         blocks.append(numbers_table(entry, record.numbers, machine.mark))
-    answer = record.details.get("trace", record.details)
-    files = [file for file in answer.get("files") or () if isinstance(file, Mapping)]
+    answer = record.details.get("trace") or record.details
+    # a capture keeps one rank's file, the reader's answer has a list of them
+    given = [answer] if "graphs" in answer or "steps" in answer else answer.get("files") or ()
+    files = [file for file in given if isinstance(file, Mapping)]
     for index, file in enumerate(files[:MAX_FILES]):
         blocks += _file(machine, entry, file, index, key)
     if len(files) > MAX_FILES:
