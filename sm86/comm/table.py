@@ -98,7 +98,7 @@ def gain_lines(gains: Sequence[Gain], mark: str) -> Iterator[str]:
     for gain in gains:
         yield (
             f"  {size_words(gain.size):>8}  {gain.setting}: {gain.calls} calls x the difference = {gain.ms:+.3f} ms "
-            f"({gain.least_ms:+.3f} to {gain.most_ms:+.3f}) of the {gain.baseline_ms:.3f} ms that NCCL takes{marked}"
+            f"({gain.least_ms:+.3f} to {gain.most_ms:+.3f}) of {gain.baseline_ms:.3f} ms with {BASELINE}{marked}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -175,6 +176,25 @@ def test_the_picture_is_drawn_from_recorded_runs(recorded, tmp_path) -> None:
     png = tmp_path / "comm.png"
     assert cli.comm(only=ONLY, results_dir=tmp_path, png=str(png)) == 0
     assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_lines_of_one_kind_share_a_colour_and_the_baseline_has_its_own() -> None:
+    from sm86.comm.numbers import rows_of
+    from sm86.comm.picture import _colour
+    from tests.comm.made import some
+
+    names = ("nccl", "nccl-ring-ll", "nccl-ring-simple", "nccl-tree-ll", "nccl-threads-64", "sm86-host")
+    colours = {row.setting.name: _colour(row) for row in rows_of(some(*names), [], 3)}
+    assert colours["nccl-ring-ll"] == colours["nccl-ring-simple"]
+    assert len(set(colours.values())) == 5
+
+
+def test_labels_keep_apart_and_below_the_top() -> None:
+    from sm86.comm.picture import LABEL_POINTS, _apart
+
+    placed = _apart([10.0, 90.0, 91.0, 92.0, 95.0], 100.0)
+    assert placed[0] == 10.0 and placed[-1] <= 100.0
+    assert all(b - a >= LABEL_POINTS - 1e-9 for a, b in itertools.pairwise(placed))
 
 
 def test_an_answer_that_is_cut_or_of_another_version_is_refused() -> None:
