@@ -77,7 +77,7 @@ def dispatch(
     found = readouts.read_out(boot.lines, expected_of(envelope))
     numbers = [Number(f"batches {outcome}", float(count), "") for outcome, count in sorted(found.counts.items())]
     verdict = Verdict("dispatch", found.state, found.text)
-    details = {"probe": "dispatch", "settings": list(settings), **_plain(found)}
+    details = {"name": "dispatch", "settings": list(settings), **_plain(found)}
     record = _record(envelope, started, began, boot, numbers, verdict, details)
     path = save(record, Path(results_dir))
     _tell(envelope, record, path, found.mend, found.evidence, _kind_lines(found.kinds), json)
@@ -126,7 +126,7 @@ def spec(
         if value is not None
     ]
     verdict = Verdict("spec", found.state, found.text)
-    details = {"probe": "spec", "kind": found.kind, "settings": list(settings), **_plain(found)}
+    details = {"name": "spec", "kind": found.kind, "settings": list(settings), **_plain(found)}
     record = _record(envelope, started, began, boot, numbers, verdict, details)
     path = save(record, Path(results_dir))
     _tell(envelope, record, path, found.mend, found.evidence, _kind_lines(found.target.kinds), json)
