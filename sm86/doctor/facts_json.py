@@ -8,6 +8,7 @@ Further keys beside `facts` (findings, placement) are for people and other reade
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -20,6 +21,8 @@ NOT_KNOWN = frozenset(
     {"n/a", "[n/a]", "not supported", "[not supported]", "[unknown error]", "unknown error", "err!", "[gpu is lost]"}
 )
 """How NVIDIA's tools write "no value"; whoever edits facts by hand copies it from there."""
+
+LINK = re.compile(r"X|NV[0-9]{0,2}|PIX|PXB|PHB|NODE|SYS")
 
 MEND = "give what `invoke doctor --json` or `--bundle` wrote, or the text of `nvidia-smi topo -m`"
 
@@ -90,7 +93,13 @@ def _refuse_nonsense(rig: Rig, where: str) -> None:
     for square in (rig.topology.links, rig.topology.peers):
         if square is not None and any(len(row) != len(square) for row in square):
             problems.append("its topology is no square")
-        elif square is not None and gpus and len(square) != len(gpus):
+        elif square is not None and len(square) != len(gpus):
             problems.append(f"it has {len(gpus)} GPUs and a topology of {len(square)}")
+    problems += [
+        f"it has a link {word!r}"
+        for row in rig.topology.links or ()
+        for word in row
+        if word is not None and not LINK.fullmatch(word)
+    ]
     if problems:
         raise CouldNotRun(f"{where} cannot be a machine's facts: {problems[0]}", MEND)

@@ -19,7 +19,8 @@ SOURCE = "nvidia-smi topo -m"
 _CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f]")
 _LINK = re.compile(r"NV[0-9]{1,2}|PIX|PXB|PHB|NODE|SYS")
 _PEER = frozenset({"OK", "CNS", "GNS", "TNS", "DR", "NS", "U"})
-_DEVICE = re.compile(r"(?:GPU|NIC)[0-9]{1,3}|mlx[0-9]+_[0-9]+(?:_[a-z0-9]+)?|(?:bnxt|hfi|ib|efa|irdma)[a-z0-9_]*[0-9]+")
+_AFFINITY = re.compile(r"CPU Affinity|NUMA Affinity|GPU NUMA ID")
+_GPU = re.compile(r"GPU[0-9]{1,3}")
 _ROW = re.compile(r"\s*GPU([0-9]{1,3})(?=[\s]|$)")
 _CPUS = re.compile(r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*")
 _NODES = re.compile(r"[0-9]+(?:[-,][0-9]+)*")
@@ -92,17 +93,11 @@ def _tables(lines: list[str]) -> list[_Table]:
 
 
 def _header(line: str) -> _Table | None:
-    words = line.split()
-    columns = []
-    for word in words:
-        if not _DEVICE.fullmatch(word):
-            break
-        columns.append(word)
-    if not columns or columns[0] != "GPU0" or (_ROW.match(line) and _has_cells(line)):
+    found = _AFFINITY.search(line)
+    columns = line[: found.start() if found else len(line)].split()
+    if not columns or columns[0] != "GPU0" or _has_cells(line):
         return None
-    rest = " ".join(words[len(columns) :])
-    names = [name for name in ("GPU NUMA ID", "CPU Affinity", "NUMA Affinity") if name in rest]
-    return _Table(tuple(columns), tuple(sorted(names, key=rest.index)))
+    return _Table(tuple(columns), tuple(_AFFINITY.findall(line)))
 
 
 def _has_cells(line: str) -> bool:
@@ -137,7 +132,7 @@ def _is_of(table: _Table, kind) -> bool:  # type: ignore[no-untyped-def]
 
 
 def _numbers(table: _Table) -> list[int]:
-    columns = {int(name[3:]) for name in table.columns if name.startswith("GPU")}
+    columns = {int(name[3:]) for name in table.columns if _GPU.fullmatch(name)}
     return sorted(columns | set(table.rows))
 
 

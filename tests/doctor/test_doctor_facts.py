@@ -6,10 +6,17 @@ import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from sm86.doctor.as_json import report_to_json
 from sm86.doctor.facts import Disk, Gpu, GpuProcess, HostBandwidth, Pcie, PeerCopy, Probe, Rig, Topology
 from sm86.doctor.facts_json import from_json, from_text, to_json
+from sm86.doctor.judge import judge
+from sm86.doctor.redact import redacted
+from sm86.doctor.want import Want
 from sm86.errors import CouldNotRun
+from tests.doctor.rigs import FOLDER
 
 RIG = Rig(
     gpus=(
@@ -70,6 +77,8 @@ def test_numbers_of_writers_that_know_floats_only() -> None:
         (lambda value: value["facts"]["gpus"][1].update(index=0), "numbered 0, 0"),
         (lambda value: value["facts"]["topology"].update(links=[["X"], ["PHB", "X"]]), "no square"),
         (lambda value: value["facts"]["topology"].update(links=[["X"]]), "2 GPUs and a topology of 1"),
+        (lambda value: value["facts"].update(gpus=None), "0 GPUs and a topology of 2"),
+        (lambda value: value["facts"]["topology"].update(links=[["X", "FAR"], ["PHB", "X"]]), "a link 'FAR'"),
     ],
 )
 def test_what_cannot_be_facts_is_refused(change, words: str) -> None:
@@ -83,3 +92,45 @@ def test_what_cannot_be_facts_is_refused(change, words: str) -> None:
 def test_what_is_no_json_object_is_refused(text: str | bytes) -> None:
     with pytest.raises(CouldNotRun):
         from_text(text, "rig.json")
+
+
+def leaves(value, path=()):
+    """Every place in a JSON value."""
+    yield path
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        yield from leaves(child, (*path, key))
+
+
+WHOLE = json.loads((FOLDER / "rigs/8x3090_bad.json").read_text())
+PLACES = [path for path in leaves(WHOLE) if path and path[0] == "facts"]
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**25), 10**25),
+    st.floats(),
+    st.text(max_size=20),
+    st.sampled_from(["N/A", "[Not Supported]", "", [], {}, [[]], [None], "GPU-", "0-", "580.", "\x00", "99999999999"]),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.tuples(st.sampled_from(PLACES), ODD), min_size=1, max_size=3))
+def test_facts_that_somebody_edited_are_judged_or_refused(changes) -> None:
+    value = json.loads(json.dumps(WHOLE))
+    for path, odd in changes:
+        place = value
+        try:
+            for key in path[:-1]:
+                place = place[key]
+            place[path[-1]] = odd
+        except (TypeError, KeyError, IndexError):
+            continue  # an earlier change took that place away
+    try:
+        rig = from_json(value)
+    except CouldNotRun as told:
+        assert told.mend
+        return
+    json.dumps(report_to_json(rig, judge(rig, Want())))
+    shown = redacted(rig, ("zeppelin",))
+    judge(shown, Want())

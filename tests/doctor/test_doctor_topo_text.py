@@ -58,11 +58,11 @@ def tabs(*rows: str) -> str:
 
 
 NICS = tabs(
-    "!\tGPU0\tGPU1\tNIC0\tmlx5_1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID",
+    "!\tGPU0\tGPU1\tNIC0\tmlx5_bond_0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID",
     "!GPU0\t X \tPHB\tNODE\tSYS\t0-31\t0\t\tN/A",
     "!GPU1\tPHB\t X \tNODE\tSYS\t0-31\t0\t\tN/A",
     "!NIC0\tNODE\tNODE\t X \tSYS\t\t\t",
-    "!mlx5_1\tSYS\tSYS\tSYS\t X \t\t\t",
+    "!mlx5_bond_0\tSYS\tSYS\tSYS\t X \t\t\t",
     "!",
     "!NIC Legend:",
     "!  NIC0: mlx5_0",
