@@ -12,6 +12,8 @@ from pathlib import Path
 
 from sm86.errors import CouldNotRun
 
+NULL_DEVICE = os.makedev(1, 3)
+
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO",
@@ -29,6 +31,9 @@ class NotRegular(OSError):
         super().__init__(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
         self.kind = kind
 
+    def __str__(self) -> str:
+        return str(self.strerror)
+
 
 def open_regular(path: Path) -> BufferedReader:
     """The file, open for reading bytes; links are followed.
@@ -36,11 +41,11 @@ def open_regular(path: Path) -> BufferedReader:
     Raises OSError as `open` does, and NotRegular for a folder, FIFO, device or socket: opening a FIFO waits until
     somebody writes, and reading a device may never end.
     """
-    _require_regular(path, os.stat(path).st_mode)
+    _require_regular(path, os.stat(path))
     # without O_NONBLOCK, what became a FIFO after the look would wait after all
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _require_regular(path, os.fstat(handle).st_mode)
+        _require_regular(path, os.fstat(handle))
         return os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)
@@ -57,9 +62,11 @@ def read_regular(path: Path, most: int | None = None) -> bytes:
     return data
 
 
-def _require_regular(path: Path, mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        raise NotRegular(path, _KINDS.get(stat.S_IFMT(mode), "no file"))
+def _require_regular(path: Path, found: os.stat_result) -> None:
+    # the null device is an empty file: the services mount it where no key file is given
+    null = stat.S_ISCHR(found.st_mode) and found.st_rdev == NULL_DEVICE
+    if not stat.S_ISREG(found.st_mode) and not null:
+        raise NotRegular(path, _KINDS.get(stat.S_IFMT(found.st_mode), "no file"))
 
 
 def write_atomic(path: Path, data: str | bytes, mode: int = 0o644) -> None:

@@ -10,6 +10,7 @@ from sm86.compare import numbers
 from sm86.compare.numbers import Change
 from sm86.compare.pairs import Pair, Result, Source, compare_all, to_json
 from sm86.errors import EXIT_FINDING, EXIT_OK, CouldNotRun
+from sm86.files import read_regular
 from sm86.json_text import parse as parse_json
 from sm86.record import Record, load
 from sm86.record.schema import SCHEMA, from_json
@@ -110,7 +111,7 @@ def _sources(path: Path) -> tuple[list[Source], list[str]]:
 def _record(file: Path) -> Source | None:
     """The record in a file of a folder; None for JSON that is none. CouldNotRun: damaged, or of another version."""
     try:
-        values = parse_json(file.read_text(encoding="utf-8"))
+        values = parse_json(read_regular(file).decode("utf-8"))
     except OSError as error:
         raise CouldNotRun(f"cannot read {file}: {error.strerror}", GIVE) from None
     except ValueError:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sm86.errors import CouldNotRun
+from sm86.files import open_regular
 from sm86.record import save
 from sm86.record.store import RESULTS_DIR
 from sm86.spec import Envelope, load_envelope
@@ -133,7 +134,7 @@ def _of_file(path: Path) -> Iterator[bytes]:
     if path.is_dir():
         raise CouldNotRun(f"{path} is a folder", mend)
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path) as file:
             while chunk := file.read(CHUNK_BYTES):
                 yield chunk
     except OSError as error:

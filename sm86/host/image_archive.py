@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from sm86.errors import CouldNotRun
-from sm86.files import write_atomic
+from sm86.files import open_regular, read_regular, write_atomic
 from sm86.host.docker import DockerGateway
 
 BLOCK = 1 << 20
@@ -75,16 +75,17 @@ def load(docker: DockerGateway, archive: Path) -> str:
     """
     sums = checksum_path(archive)
     try:
-        wanted = sums.read_text(encoding="ascii").split()[0]
-        with archive.open("rb") as file:
+        wanted = read_regular(sums, 4096).decode("ascii").split()[0]
+        with open_regular(archive) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError as error:
         raise CouldNotRun(f"{error.filename} is missing", "give an archive with its .sha256 file beside it") from None
     except (OSError, ValueError, IndexError) as error:
-        raise CouldNotRun(f"cannot read {archive} and its checksum: {error}", "copy both files again") from None
+        why = getattr(error, "strerror", None) or error
+        raise CouldNotRun(f"cannot read {archive} and its checksum: {why}", "copy both files again") from None
     if found != wanted:
         raise CouldNotRun(f"{archive} is damaged: its checksum is not the one in {sums.name}", "copy it again")
-    with archive.open("rb") as file:
+    with open_regular(archive) as file:
         if not docker.image_import(file):
             raise CouldNotRun(f"{archive} holds no image", "save one with invoke image.save, then load that")
     return found

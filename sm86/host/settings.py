@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sm86.errors import CouldNotRun
+from sm86.files import read_regular
 
 
 def read_dotenv(path: Path) -> dict[str, str]:
@@ -17,7 +18,7 @@ def read_dotenv(path: Path) -> dict[str, str]:
     Raises CouldNotRun: the file cannot be read, or a value would need Compose's interpolation.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path).decode("utf-8")
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:

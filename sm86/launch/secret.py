@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sm86.errors import CouldNotRun
+from sm86.files import open_regular
 
 KEY_VARIABLE = "VLLM_API_KEY"
 MAX_BYTES = 4096
@@ -17,7 +18,7 @@ def read_key(path: Path, is_given: bool) -> str | None:
     is_given: the user named the file, so that it must be there. Raises CouldNotRun, never with the key in it.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         if is_given:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from sm86.errors import CouldNotRun
+from sm86.files import read_regular
 from sm86.measure.client import is_api_key
 
 VARIABLE = "VLLM_API_KEY"
@@ -21,7 +22,7 @@ def read_api_key(file: str | None) -> str | None:
     else:
         source = file
         try:
-            text = Path(file).read_bytes().decode("utf-8-sig")
+            text = read_regular(Path(file)).decode("utf-8-sig")
         except UnicodeDecodeError:
             raise CouldNotRun(f"{file} is not a text file", "put the key alone into it, on one line") from None
         except OSError as error:

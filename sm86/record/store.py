@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from sm86.errors import CouldNotRun
-from sm86.files import write_atomic
+from sm86.files import read_regular, write_atomic
 from sm86.json_text import parse as parse_json
 from sm86.record.schema import Record, from_json
 
@@ -71,7 +71,7 @@ def save(record: Record, results: Path = RESULTS_DIR) -> Path:
 def load(path: Path) -> Record:
     """The record in a file; CouldNotRun when it is missing, not JSON or not a record of this version."""
     try:
-        values = parse_json(path.read_text(encoding="utf-8"))
+        values = parse_json(read_regular(path).decode("utf-8"))
     except OSError as error:
         raise CouldNotRun(f"cannot read {path}: {error.strerror}", "give a file from results/") from None
     except ValueError:

@@ -15,6 +15,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from sm86.errors import CouldNotRun
+from sm86.files import read_regular
 from sm86.launch.overrides import BY_NAME
 from sm86.render.variables import BIND, PORT, PULL, PULL_POLICIES
 
@@ -41,7 +42,7 @@ def check_dotenv(path: Path, known: Collection[str]) -> None:
     try:
         if not path.exists() and not path.is_symlink():
             return
-        data = path.read_bytes() if path.stat().st_size <= LIMIT_BYTES else None
+        data = read_regular(path) if path.stat().st_size <= LIMIT_BYTES else None
     except OSError as error:
         raise CouldNotRun(f"cannot read {path}: {error.strerror}", "make it a readable file, or remove it") from None
     if data is None:

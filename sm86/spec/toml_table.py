@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from sm86.errors import CouldNotRun
+from sm86.files import read_regular
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The file's contents; CouldNotRun when it is missing, unreadable, not UTF-8 or not TOML."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_regular(path).decode("utf-8-sig")
         return tomllib.loads(text)
     except FileNotFoundError:
         raise CouldNotRun(f"no such file: {path}", "give the path of an envelope's TOML file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise CouldNotRun(f"cannot read {path}: {error}", "it must be a readable UTF-8 text file") from None
+        why = getattr(error, "strerror", None) or error
+        raise CouldNotRun(f"cannot read {path}: {why}", "it must be a readable UTF-8 text file") from None
     except RecursionError:
         raise CouldNotRun(f"{path} nests too deeply", "write its lists and tables flat") from None
     except tomllib.TOMLDecodeError as error:

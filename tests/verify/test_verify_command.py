@@ -162,7 +162,7 @@ def test_missing_folder_and_unreadable_logs_are_refused(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(command, "open_regular", refuse)
     with pytest.raises(CouldNotRun, match="Permission denied"):
         command.verify(GOOD, str(secret), results=None)
 
