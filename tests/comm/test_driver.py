@@ -113,7 +113,8 @@ def test_the_shells_nccl_settings_do_not_leak_into_a_row() -> None:
     assert "NCCL_DEBUG" not in environment_of(BY_NAME["sm86-host"], base, Path("/f"), 0)
 
 
-def test_ranks_end_when_the_driver_is_killed(tmp_path: Path) -> None:
+def test_ranks_end_when_the_driver_is_killed(tmp_path_factory) -> None:
+    tmp_path, folder = tmp_path_factory.mktemp("pids"), tmp_path_factory.mktemp("left")
     plan = Plan(2, "cpu", (8192,), 4, (BY_NAME["nccl"],), 1)
     body = (
         "from sm86.comm import driver, worker\n"
@@ -125,7 +126,7 @@ def test_ranks_end_when_the_driver_is_killed(tmp_path: Path) -> None:
         f"import json; plan = plan_of(json.loads({json.dumps(json.dumps(plan.to_json()))}))\n"
         "driver.run(plan, plan.settings[0], 0, rank)\n"
     )
-    child = subprocess.Popen([sys.executable, "-c", body], cwd=ROOT)
+    child = subprocess.Popen([sys.executable, "-c", body], cwd=ROOT, env={**os.environ, "TMPDIR": str(folder)})
     try:
         deadline = time.monotonic() + 60
         while len(list(tmp_path.iterdir())) < 2:
