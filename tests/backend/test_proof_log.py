@@ -128,4 +128,6 @@ def test_what_the_plugin_said() -> None:
 
 def test_the_two_gpu_envelope_is_valid_too() -> None:
     two = load_envelope("sm86-proof-tp2")
-    assert two.serve.tensor_parallel == 2 and two.rules == load_envelope("sm86-proof").rules
+    assert two.serve.tensor_parallel == 2 and set(two.rules) - {"host-allreduce"} == set(
+        load_envelope("sm86-proof").rules
+    )

@@ -26,9 +26,10 @@ def program(name: str) -> Any:
 
 
 speed, faults = program("allreduce_speed"), program("allreduce_faults")
+serving = program("allreduce_serving")
 
 
-@pytest.mark.parametrize("module", [speed, faults], ids=["speed", "faults"])
+@pytest.mark.parametrize("module", [speed, faults, serving], ids=["speed", "faults", "serving"])
 @pytest.mark.parametrize("visible", ["", "GPU-1", None])
 def test_without_two_gpus_they_end_with_2(
     module: Any, visible: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -44,7 +45,13 @@ def test_without_two_gpus_they_end_with_2(
 
 
 @pytest.mark.parametrize(
-    ("module", "argv"), [(speed, ["--sizes", "x"]), (speed, ["--sizes", "256"]), (faults, ["--only", "nothing"])]
+    ("module", "argv"),
+    [
+        (speed, ["--sizes", "x"]),
+        (speed, ["--sizes", "256"]),
+        (faults, ["--only", "nothing"]),
+        (serving, ["--modes", "2"]),
+    ],
 )
 def test_bad_input_ends_with_2(module: Any, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert module.main(argv) == 2
@@ -130,3 +137,23 @@ def test_the_table_names_the_best_and_the_ratio() -> None:
     ways["nccl"]["median"] = 6.0
     assert "BELOW the least" in speed.words_of(result)
     assert "WRONG SUMS" in speed.words_of({**result, "wrong": ["two-shot"]})
+
+
+def test_serving_reads_the_log_and_finds_where_tokens_part() -> None:
+    log = (
+        "(Worker_TP0 pid=1) [sm86] collectives mode=1\n"
+        '(Worker_TP0 pid=1) [sm86] collectives measured={"bytes":8192}\n'
+        "(Worker_TP0 pid=1) [sm86] backend active=true\n[sm86] collectives choice=host\n"
+    )
+    said = serving.collectives_of(log)
+    assert said == {"mode": "1", "choice": "host", "measured": [{"bytes": 8192}]}
+    mine = [{"name": "a", "generated": [1, 2, 3], "logprobs": [-1.0, -2.0, -3.0]}]
+    other = [{"name": "a", "generated": [1, 2, 4], "logprobs": [-1.0, -2.5, -9.0]}]
+    assert serving.parted(mine, other) == {"a": {"equal": 2, "of": 3, "largest_gap": 0.5}}
+    step = {"median": 5.0, "low": 4.9, "high": 5.1}
+    found = {
+        "0": {"said": {"choice": "nccl"}, "steps_ms": {"1": step, "4": step}, "run": other},
+        "1": {"said": said, "steps_ms": {"1": step, "4": step}, "run": mine},
+    }
+    text = serving.words_of(found)
+    assert "| 1 | host | 5.000 (4.900-5.100) |" in text and "a: 2 of 3 tokens as with NCCL" in text
