@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from sm86.doctor.facts import Rig
 from sm86.doctor.finding import Finding, Report
@@ -12,8 +13,7 @@ from sm86.doctor.want import Want
 
 Rule = Callable[[Rig, Want], Finding | None]
 
-RULES: tuple[Rule, ...] = (
-    gpus.count,
+OF_CARDS: tuple[Rule, ...] = (
     gpus.model,
     gpus.memory,
     gpus.memory_free,
@@ -24,13 +24,19 @@ RULES: tuple[Rule, ...] = (
     gpus.hung,
     gpus.temperature,
     gpus.mode,
+    driver.replays,
+    links.slots,
+    links.links_under_load,
+)
+"""Judged over the cards that answer: one that is lost has its own finding, and must not hide the others."""
+
+RULES: tuple[Rule, ...] = (
+    gpus.count,
+    *OF_CARDS,
     driver.driver,
     driver.libraries,
     driver.xid,
     driver.kernel_faults,
-    driver.replays,
-    links.slots,
-    links.links_under_load,
     links.topology,
     links.numa,
     links.peers,
@@ -58,7 +64,9 @@ RULES: tuple[Rule, ...] = (
 
 def judge(rig: Rig, want: Want) -> Report:
     """Every rule that applies, in order, and the placement of the wanted ranks."""
-    findings = tuple(finding for rule in RULES if (finding := rule(rig, want)) is not None)
+    answering = replace(rig, gpus=None if rig.gpus is None else tuple(gpu for gpu in rig.gpus if not gpu.problem))
+    found = (rule(answering if rule in OF_CARDS else rig, want) for rule in RULES)
+    findings = tuple(finding for finding in found if finding is not None)
     return Report(
         findings=findings,
         placement=place(rig, want.ranks),

@@ -356,6 +356,7 @@ FINE = (
         "port", OK, "a server of this product", replace(GOOD, ports=(Port(8000, None, False, "container sm86-262k"),))
     ),
     Case("shm", OK, "free", part("host", part("docker", gpu_containers=("sm86-262k",)), shm_leftovers=("psm_1",))),
+    Case("weights-disk", OK, "ext4", part("host", disk("weights", rotational=True), virtual="QEMU")),
     Case("ram", OK, "62", part("host", memory_total=62 * G)),
     Case("disk-space", OK, "there already", disk("weights", present=True, free=30 * 10**9)),
 )
@@ -365,6 +366,13 @@ FINE = (
 def test_what_a_rule_lets_pass(case: Case) -> None:
     found = findings(case.rig)[case.rule]
     assert (found.state, case.words in found.what) == (OK, True), found
+
+
+def test_a_lost_card_does_not_hide_what_the_others_tell() -> None:
+    lost = gpus(lambda gpu: {name: None for name in ("memory_free", "power", "temperature", "processes")}, [5])
+    found = findings(gpus(lambda gpu: {"problem": "GPU is lost"}, [5], lost))
+    assert found["gpu-count"].state == FAIL
+    assert {found[rule].state for rule in ("gpu-memory-free", "gpu-hung", "temperature", "gpu-processes")} == {OK}
 
 
 def test_the_good_rig_is_good() -> None:

@@ -35,7 +35,12 @@ def ram(rig: Rig, want: Want) -> Finding:
     if host.memory_available is not None and host.memory_available < want.ram // 2:
         return warn(rule, told + free, why, "close what uses it before the server starts")
     if rig.kernel_log.oom_kills:
-        return warn(rule, told + free, why, "dmesg names the victims; close what took the memory, or add some")
+        return warn(
+            rule,
+            told + free,
+            why,
+            "dmesg names the victims, and whether a container's own limit was the reason; close what took it",
+        )
     return ok(rule, told + free)
 
 
@@ -140,7 +145,8 @@ def weights_disk(rig: Rig, want: Want) -> Finding | None:
     if disk.filesystem in NETWORK:
         mend = "copy the checkpoint to a local NVMe disk, and set SM86_MODELS_DIR"
         return warn(rule, f"{told}: a network or shared mount (20 MB/s was seen on such ones)", why, mend)
-    if disk.rotational:
+    if disk.rotational and not rig.host.virtual:
+        # the disk of a virtual machine says that it spins, whatever lies below
         return warn(
             rule, f"{told}, on a spinning disk: about a quarter of an hour for each start", why, "use an NVMe disk"
         )

@@ -109,7 +109,8 @@ def _graphics(
     if gpus is None and state != "hang":
         gpus, version = smi.gpus()
         version = version or told.version
-    if gpus is None and cards is not None:
+    answers = state in ("ok", "missing", "no driver")
+    if gpus is None and cards is not None and (cards or answers):
         # the bus still shows them, with all that is known without the driver
         gpus = tuple(Gpu(index) for index in range(len(cards)))
         gpus = tuple(replace(gpu, bus_id=card.bus_id) for gpu, card in zip(gpus, cards, strict=True))
@@ -130,7 +131,7 @@ def _graphics(
         version=version or files.module,
         cuda=told.cuda,
         module=files.kind,
-        loaded=files.module is not None or state == "ok",
+        loaded=True if files.module is not None or state == "ok" else None if not answers else False,
         problem=problem,
         several=versions,
     )

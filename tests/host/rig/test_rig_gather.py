@@ -219,6 +219,16 @@ def test_without_nvml_the_bus_still_shows_the_cards(places, monkeypatch, state: 
     assert found["gpu-memory"] == "unknown" and found["gpu-count"] == "fail"
 
 
+@pytest.mark.parametrize("state", ["hang", "mismatch", "error"])
+def test_a_driver_that_fails_where_no_bus_is_seen_leaves_the_number_open(places, monkeypatch, tmp_path, state) -> None:
+    Machine(tmp_path / "bare")
+    told(monkeypatch, state=state, problem="x")
+    rig = gather.gather(replace(places, root=tmp_path / "bare"), {})
+    assert (rig.gpus, rig.driver.loaded) == (None, None)
+    found = {finding.rule: finding.state for finding in judge(rig, Want()).findings}
+    assert (found["gpu-count"], found["driver"]) == ("unknown", "fail")
+
+
 def test_nvidia_smi_is_asked_where_nvml_is_not_there(places, monkeypatch, tmp_path) -> None:
     from tests.doctor.test_doctor_text_sources import ROW
 
