@@ -109,43 +109,54 @@ def _lasting(conditions: Conditions) -> Conditions:
     return replace(conditions, gpus=gpus)
 
 
+@dataclass(slots=True)
+class _Group:
+    """Entries of one machine, and what names it."""
+
+    engine: str
+    uuids: set[str]
+    names: set[tuple[str, ...]]
+    entries: list[Entry]
+
+    def same(self, other: _Group) -> bool:
+        """UUIDs decide where both have them; names where one of them has none."""
+        if self.engine != other.engine:
+            return False
+        if self.uuids and other.uuids:
+            return bool(self.uuids & other.uuids)
+        return bool(self.names & other.names)
+
+
 def _machines(entries: Sequence[Entry]) -> list[Machine]:
-    groups: list[list[Entry]] = []
+    groups: list[_Group] = []
     nameless: list[Entry] = []
     for entry in entries:
         conditions = entry.record.conditions
-        if conditions.engine != "cpu" and conditions.mark == UNKNOWN:
+        name = identity(entry.record)
+        one = _Group(conditions.engine, set(uuids_of(entry.record)), {name} if name else set(), [entry])
+        if (not one.uuids and not one.names) or (conditions.engine != "cpu" and conditions.mark == UNKNOWN):
             nameless.append(entry)
-        elif uuids_of(entry.record) or identity(entry.record):
-            matching = [group for group in groups if any(_same(entry, other) for other in group)]
-            joined = [entry, *(e for group in matching for e in group)]
-            groups = [group for group in groups if group not in matching] + [joined]
-        else:
-            nameless.append(entry)
+            continue
+        matching = [group for group in groups if group.same(one)]
+        for group in matching:
+            one.uuids |= group.uuids
+            one.names |= group.names
+            one.entries += group.entries
+        groups = [group for group in groups if not any(group is found for found in matching)] + [one]
     joined_to: dict[int, list[Entry]] = {}
     alone: dict[tuple[str, str], list[Entry]] = {}
     for entry in nameless:
         conditions = entry.record.conditions
-        fitting = [i for i, g in enumerate(groups) if g[0].record.conditions.engine == conditions.engine]
+        fitting = [index for index, group in enumerate(groups) if group.engine == conditions.engine]
         if len(fitting) == 1 and conditions.mark != UNKNOWN:
             joined_to.setdefault(fitting[0], []).append(entry)
         else:
             alone.setdefault((conditions.engine, mark_of(conditions)), []).append(entry)
-    made = [(group, joined_to.get(index, [])) for index, group in enumerate(groups)]
+    made = [(group.entries, joined_to.get(index, [])) for index, group in enumerate(groups)]
     made += [(group, []) for group in alone.values()]
     machines = [_machine(group, joined) for group, joined in made]
     machines.sort(key=lambda m: (CPU in m.mark, bool(m.mark), m.entries[0].number))
     return [replace(machine, key=f"m{number}") for number, machine in enumerate(machines, 1)]
-
-
-def _same(one: Entry, two: Entry) -> bool:
-    if one.record.conditions.engine != two.record.conditions.engine:
-        return False
-    mine, other = uuids_of(one.record), uuids_of(two.record)
-    if mine and other:
-        return bool(mine & other)
-    name = identity(one.record)
-    return name is not None and name == identity(two.record)
 
 
 def _machine(group: Sequence[Entry], joined: Sequence[Entry]) -> Machine:

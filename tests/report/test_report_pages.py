@@ -94,8 +94,10 @@ class TestHtml:
         assert addresses and all(value.startswith("#") or value == "data:," for value in addresses)
         assert not re.search(r"url\(|@import|https?://", page(made_up.rig()))
 
-    def test_every_link_leads_somewhere_and_every_name_is_one(self) -> None:
-        parsed = Parsed(page(made_up.rig()))
+    @pytest.mark.parametrize("more", [0, 700])
+    def test_every_link_leads_somewhere_and_every_name_is_one(self, more: int) -> None:
+        many = [made_up.bench("sm86-262k", 50 + number / 100, 500 + number) for number in range(more)]
+        parsed = Parsed(page([*made_up.rig(), *many]))
         names = [value for _, name, value in parsed.attributes if name == "id"]
         assert len(names) == len(set(names))
         links = {value[1:] for tag, name, value in parsed.attributes if name == "href" and value.startswith("#")}

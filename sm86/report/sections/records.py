@@ -10,20 +10,18 @@ from sm86.report.marks import mark_of
 from sm86.report.sections.parts import clipped, counts_of, marked, plain, readable, when
 from sm86.report.sections.rig import overrides_of
 
-MAX_RECORDS = 300
 MAX_UNREAD = 60
 
 
 def records(gathered: Gathered) -> Section:
     """Every record with its file; every set of conditions in full."""
     entries = gathered.entries
-    rows = tuple(_row(entry) for entry in entries[:MAX_RECORDS])
+    rows = tuple(_row(entry) for entry in entries)
     titles = [Column(""), Column("kind"), Column("envelope"), Column("time"), Column("took, s", True)]
     titles += [Column("verdicts"), Column("conditions"), Column("file")]
-    more = len(entries) - MAX_RECORDS
-    table = Table(tuple(titles), rows, f"{more} more records were read" if more > 0 else "")
+    table = Table(tuple(titles), rows)
     folds = tuple(_conditions(gathered, number) for number in range(1, len(gathered.conditions) + 1))
-    return Section("records", "Records and conditions", 1, (table, *folds[:MAX_RECORDS]))
+    return Section("records", "Records and conditions", 1, (table, *folds))
 
 
 def _row(entry: Entry) -> tuple[Inline, ...]:
