@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import re
 import sys
 import types
 from types import SimpleNamespace
@@ -122,3 +123,22 @@ def test_settings() -> None:
     assert read({}) == Settings()
     got = read({"SM86_FORCE": "1", "SPEC_CUDAGRAPH_DEBUG": "4", "SM86_TEST_WITHOUT_HOOKS": "routed-experts"})
     assert got == Settings(force=True, spec_debug=4, without=("routed-experts",))
+
+
+def test_the_launcher_knows_every_name_that_the_backend_reads() -> None:
+    """A name that the launcher did not know would be refused before the backend could read it."""
+    from pathlib import Path
+
+    from sm86.launch.overrides import BY_NAME, KNOWN_SM86_NAMES, PASS_THROUGH_NAMES
+
+    folder = Path(__file__).resolve().parents[2] / "sm86" / "backend"
+    named = {
+        name
+        for path in folder.rglob("*.py")
+        for name in re.findall(r"[\"'](SM86_[A-Z0-9_]+|[A-Z_]*CUDAGRAPH[A-Z_]*DEBUG)[\"']", path.read_text())
+    }
+    assert {"SM86_FORCE", "SM86_INDEXER_QUERY", "SM86_DETERMINISTIC_MOE", "SPEC_CUDAGRAPH_DEBUG"} <= named
+    assert named <= KNOWN_SM86_NAMES | set(BY_NAME)
+    # what a user may set reaches a container; what is for tests of the backend does not
+    assert {"SM86_FORCE", "SM86_INDEXER_QUERY", "SM86_HOST_ALLREDUCE"} <= set(PASS_THROUGH_NAMES)
+    assert not {"SM86_TEST_WITHOUT_HOOKS", "SM86_DETERMINISTIC_MOE"} & set(PASS_THROUGH_NAMES)

@@ -193,3 +193,17 @@ def test_every_chart_is_drawn_twice(chart) -> None:
 @pytest.mark.parametrize(("top", "last"), [(0, 1), (0.003, 0.003), (1, 1), (7, 8), (118.8, 125), (999, 1000)])
 def test_ticks_are_round_and_reach(top: float, last: float) -> None:
     assert ticks(top)[-1] == pytest.approx(last) and ticks(top)[0] == 0
+
+
+def test_the_task_is_wired(results: Path) -> None:
+    import subprocess
+    import sys
+
+    root = Path(__file__).resolve().parents[2]
+    argv = [sys.executable, "-m", "invoke", "-r", str(root), "report", "--records", f"{results},{results}"]
+    argv += ["--out", "out", "--redact", "--hide", "EPYC", "--title", "Of <one> machine", "--no-png", "--json"]
+    done = subprocess.run(argv, cwd=results.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["redacted"] is True
+    text = page(results)
+    assert "Of &lt;one&gt; machine" in text and "EPYC" not in text and "[user" in text
