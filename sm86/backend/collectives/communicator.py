@@ -109,7 +109,7 @@ class HostAllReduce:
             self._step("loading the library", self._load)
             self._same(
                 "the ranks are not of one kind",
-                [self.max_bytes, self.local_ranks, link.same_machine(), os.geteuid(), self._source()],
+                [self.max_bytes, self.local_ranks, self._machine, os.geteuid(), self._source()],
             )
             size = self._library.sm86_ar_segment_bytes(self.world, self.max_bytes)
 
@@ -148,6 +148,7 @@ class HostAllReduce:
 
     def _load(self) -> None:
         self._library = self._library_of()
+        self._machine = link.same_machine()
 
     def _source(self) -> str:
         return self._library.sm86_ar_source_hash().decode()

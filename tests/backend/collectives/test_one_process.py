@@ -1,0 +1,76 @@
+"""All ranks of a group in one process: the CPU build here, and with SM86_TEST_DEVICE=cuda the real kernels on one GPU
+(no peer and no second process, but every kernel, called one by one and replayed from graphs)."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sm86.backend.collectives import binding
+from sm86.backend.collectives.build import FOLDER
+from sm86.backend.collectives.communicator import HostAllReduce
+from sm86.backend.collectives.exchange import SocketExchange
+from sm86.backend.collectives.failure import CollectiveFailed
+
+COMPILER = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+on_gpu = pytest.mark.skipif(
+    os.environ.get("SM86_TEST_DEVICE") != "cuda" or importlib.util.find_spec("torch") is None,
+    reason="SM86_TEST_DEVICE=cuda runs the kernels on a GPU",
+)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+def test_set_up_and_end_alone(tmp_path: Path) -> None:
+    output = tmp_path / "cpu.so"
+    source = Path(__file__).with_name("cpu_library.cpp")
+    command = [str(COMPILER), "-std=c++17", "-O0", "-fPIC", "-shared", f"-I{FOLDER}", str(source), "-o", str(output)]
+    subprocess.run(command, check=True)
+    with HostAllReduce(
+        SocketExchange(tmp_path / "meet", 0, 1),
+        0,
+        4096,
+        local_ranks=8,
+        library=lambda: binding.declare(ctypes.CDLL(str(output))),
+    ) as reduce:
+        assert reduce.world == 8 and reduce.entered() == [0] * 8
+        reduce.check()
+        reduce.abort()
+        end = time.monotonic() + 20
+        while reduce.failure is None and time.monotonic() < end:
+            time.sleep(0.02)
+        with pytest.raises(CollectiveFailed, match="gave the group up"):
+            reduce.check()
+    reduce.close()
+    with pytest.raises((RuntimeError, CollectiveFailed)):
+        reduce.check()
+
+
+@pytest.fixture(params=range(2, 9))
+def group(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HostAllReduce]:
+    exchange = SocketExchange(tmp_path / "meet", 0, 1)
+    with HostAllReduce(exchange, 0, local_ranks=request.param, timeout_s=5.0) as made:
+        yield made
+
+
+@on_gpu
+def test_every_kernel_gives_the_ordered_sum(group: HostAllReduce) -> None:
+    from sm86.backend.collectives.trial import check_values
+
+    assert check_values(group, [1024, 8192, 32768, 131072, 128 * 24]) is None
+
+
+@on_gpu
+def test_times_can_be_taken(group: HostAllReduce) -> None:
+    from sm86.backend.collectives.trial import best_plans, fastest
+
+    table = best_plans(group, [8192], replays=3)
+    plan = fastest(8192, group.world, table[8192])
+    assert table[8192][plan.name].median > 0 and group.read_ns() > 0
