@@ -390,15 +390,16 @@ def trace_diff(_, before, after, json=False):
         "engine": ENGINE,
         "tokens": "tokens that each sequence decodes (default: 64)",
         "port": PORT,
+        "api-key-file": "file that holds the API key",
         "dry-run": DRY_RUN,
         "json": JSON,
     },
 )
-def probe_dispatch(_, envelope, engine="docker", tokens=None, port=None, dry_run=False, json=False):
+def probe_dispatch(_, envelope, engine="docker", tokens=None, port=None, api_key_file=None, dry_run=False, json=False):
     """Boot once with dispatch diagnostics: were decode batches replayed from graphs, and if not, why?"""
     from sm86.cli import probe as cli
 
-    _end(lambda: cli.dispatch(envelope, engine, tokens, port, dry_run, json))
+    _end(lambda: cli.dispatch(envelope, engine, tokens, port, api_key_file, dry_run, json))
 
 
 @task(
@@ -409,15 +410,18 @@ def probe_dispatch(_, envelope, engine="docker", tokens=None, port=None, dry_run
         "config": "vLLM's JSON for drafting (default: the checkpoint's own MTP layer, one token)",
         "tokens": "tokens that each sequence decodes (default: 192)",
         "port": PORT,
+        "api-key-file": "file that holds the API key",
         "dry-run": DRY_RUN,
         "json": JSON,
     },
 )
-def probe_spec(_, envelope, engine="docker", config=None, tokens=None, port=None, dry_run=False, json=False):
+def probe_spec(
+    _, envelope, engine="docker", config=None, tokens=None, port=None, api_key_file=None, dry_run=False, json=False
+):
     """Boot once with drafting on: is it captured and loses on compute, or dispatched wrongly?"""
     from sm86.cli import probe as cli
 
-    _end(lambda: cli.spec(envelope, engine, config, tokens, port, dry_run, json))
+    _end(lambda: cli.spec(envelope, engine, config, tokens, port, api_key_file, dry_run, json))
 
 
 TARGET = "gpu (default) or cpu: whose usual image name"

@@ -17,6 +17,7 @@ from sm86.cli.engines import open_engine
 from sm86.cli.guard import whole_number
 from sm86.errors import EXIT_FINDING, EXIT_OK, CheckFailed, CouldNotRun
 from sm86.json_text import parse as parse_json
+from sm86.measure.api_key import read_api_key
 from sm86.probe import dispatch as readouts
 from sm86.probe import spec as spec_readouts
 from sm86.probe.dispatch import Expected
@@ -56,6 +57,7 @@ def dispatch(
     engine: str = "docker",
     tokens: str | int | None = None,
     port: str | int | None = None,
+    api_key_file: str | None = None,
     dry_run: bool = False,
     json: bool = False,
     results_dir: str | Path = RESULTS_DIR,
@@ -72,8 +74,9 @@ def dispatch(
     settings = ("CUDAGRAPH_DISPATCH_DEBUG=1",)
     if dry_run:
         return _tell_plan(envelope, engine, port, settings, wanted)
+    key = read_api_key(api_key_file)
     started, began = datetime.now(UTC), time.monotonic()
-    boot = _boot(envelope, engine, port, settings, wanted)
+    boot = _boot(envelope, engine, port, settings, wanted, key)
     found = readouts.read_out(boot.lines, expected_of(envelope))
     numbers = [Number(f"batches {outcome}", float(count), "") for outcome, count in sorted(found.counts.items())]
     verdict = Verdict("dispatch", found.state, found.text)
@@ -90,6 +93,7 @@ def spec(
     config: str | None = None,
     tokens: str | int | None = None,
     port: str | int | None = None,
+    api_key_file: str | None = None,
     dry_run: bool = False,
     json: bool = False,
     results_dir: str | Path = RESULTS_DIR,
@@ -112,8 +116,9 @@ def spec(
     settings = (f"SPECULATIVE_CONFIG={drafts}", f"SPEC_CUDAGRAPH_DEBUG={DRAFT_LINES}", "CUDAGRAPH_DISPATCH_DEBUG=1")
     if dry_run:
         return _tell_plan(envelope, engine, port, settings, wanted)
+    key = read_api_key(api_key_file)
     started, began = datetime.now(UTC), time.monotonic()
-    boot = _boot(envelope, engine, port, settings, wanted)
+    boot = _boot(envelope, engine, port, settings, wanted, key)
     rates = Rates(boot.tok_s, _plain_rate(envelope, boot.conditions, Path(results_dir)), boot.tokens_per_step)
     count = int(parse_json(drafts)["num_speculative_tokens"])
     found = spec_readouts.read_spec(boot.lines, expected_of(envelope, count), rates)
@@ -139,7 +144,9 @@ def expected_of(envelope: Envelope, spec_tokens: int = 0) -> Expected:
     return Expected(graphs.mode, tuple(graphs.capture_sizes), envelope.serve.sequences, spec_tokens)
 
 
-def _boot(envelope: Envelope, engine: str, port: str | int | None, settings: Sequence[str], tokens: int) -> Boot:
+def _boot(
+    envelope: Envelope, engine: str, port: str | int | None, settings: Sequence[str], tokens: int, key: str | None
+) -> Boot:
     """One boot with these settings, some decode, its log read; stopped at the end in every case."""
     from sm86.host.facts import conditions
     from sm86.host.watch import boot_and_wait
@@ -161,15 +168,22 @@ def _boot(envelope: Envelope, engine: str, port: str | int | None, settings: Seq
                 result.failure.mend,
                 tuple(text for _, text in result.failure.lines[:5]),
             )
-        tok_s, per_step = _decode(envelope, server, tokens)
+        tok_s, per_step = _decode(envelope, server, tokens, key)
         lines = _lines_of(server)
         return Boot(lines, conditions(server, envelope, result.manifest), tok_s, per_step)
     finally:
         print(f"sm86: stopping {server.describe()}", file=sys.stderr, flush=True)
-        server.stop()
+        try:
+            server.stop()
+        except KeyboardInterrupt:
+            # who is impatient must not leave a server on the GPUs
+            server.stop()
+            raise
 
 
-def _decode(envelope: Envelope, server: ServerEngine, tokens: int) -> tuple[float | None, float | None]:
+def _decode(
+    envelope: Envelope, server: ServerEngine, tokens: int, key: str | None
+) -> tuple[float | None, float | None]:
     """Decode `tokens` of every sequence at once: aggregate tok/s while all decode, and tokens per step."""
     from dataclasses import replace
 
@@ -180,7 +194,7 @@ def _decode(envelope: Envelope, server: ServerEngine, tokens: int) -> tuple[floa
     from sm86.measure.rounds import COMPLETIONS, FORCED, Rounds
     from sm86.measure.window import Window, steady_window
 
-    client = Client(parse_address(server.base_url))
+    client = Client(parse_address(server.base_url), key)
     steps = replace(plans.plan(envelope, 1), prompt_tokens=512, decode_tokens=tokens, full_context=False)
     with progress() as shown:
         try:

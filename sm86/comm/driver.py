@@ -71,6 +71,8 @@ def environment_of(setting: Setting, base: Mapping[str, str], folder: Path, rank
     kept = {name: value for name, value in base.items() if not name.startswith("NCCL_") or name in _CARRIED}
     # one host: the loopback interface is always there, also in a container without a network
     kept.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # the launcher numbers GPUs like this as well, so that neighbours here are neighbours in the server
+    kept.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     kept.setdefault("NCCL_SOCKET_IFNAME", "lo")
     if setting.path == NCCL:
         kept |= {**nccl_log.DEBUG_ENVIRONMENT, "NCCL_DEBUG_FILE": str(folder / f"nccl-{rank}.log")}

@@ -97,6 +97,10 @@ def _measured(order: Order) -> dict[str, Any]:
     if not sizes:
         raise paths.Unavailable("it takes none of these sizes")
     cells = {str(size): _size(order, bench, path, control, device, size) for size in sizes}
+    # nobody goes while another may still look at what it left in shared memory
+    dist.barrier(control)
+    with contextlib.suppress(Exception):
+        path.close()
     return {"state": MEASURED, "cells": cells, "facts": _facts(order, torch)}
 
 

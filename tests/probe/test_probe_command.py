@@ -56,7 +56,8 @@ def booted(monkeypatch):
     opened: list[tuple] = []
     result = SimpleNamespace(failure=None, manifest=None)
     monkeypatch.setattr(watch, "boot_and_wait", lambda *_: result)
-    with replay.serving() as found:
+    behaviour = replay.Behaviour()
+    with replay.serving(behaviour) as found:
 
         def use(text: list[str], up: bool = False) -> Server:
             server = Server(envelope, found.url, "\n".join(text), up)
@@ -68,7 +69,7 @@ def booted(monkeypatch):
             monkeypatch.setattr(cli, "open_engine", open_engine)
             return server
 
-        use.envelope, use.opened, use.result = envelope, opened, result  # type: ignore[attr-defined]
+        use.envelope, use.opened, use.result, use.behaviour = envelope, opened, result, behaviour  # type: ignore[attr-defined]
         yield use
 
 
@@ -108,6 +109,32 @@ def test_nothing_is_left_running_whatever_happens(booted, tmp_path, monkeypatch,
         cli.dispatch("e", "local", results_dir=tmp_path)
     assert server.stops == 1
     assert list(tmp_path.rglob("*.json")) == []
+
+
+def test_a_second_interrupt_does_not_leave_the_server(booted, tmp_path, monkeypatch) -> None:
+    server = booted(HIT)
+    right = server.stop
+
+    def impatient() -> None:
+        right()
+        if server.stops == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "stop", impatient)
+    with pytest.raises(KeyboardInterrupt):
+        cli.dispatch("e", "local", results_dir=tmp_path)
+    assert server.stops == 2
+
+
+def test_the_key_is_sent_and_a_wrong_file_is_told_before_a_boot(booted, tmp_path) -> None:
+    booted(HIT)
+    with pytest.raises(CouldNotRun, match="cannot read the API key file"):
+        cli.dispatch("e", "local", api_key_file=str(tmp_path / "none"))
+    assert booted.opened == []
+    booted.behaviour.key = "open-sesame"
+    file = tmp_path / "key"
+    file.write_text("open-sesame\n")
+    assert cli.dispatch("e", "local", api_key_file=str(file), results_dir=tmp_path) == 0
 
 
 def test_a_boot_that_fails_is_told_with_its_reason_and_brought_down(booted, tmp_path) -> None:
