@@ -66,7 +66,7 @@ def _glance(gathered: Gathered) -> Section:
 def _machine(gathered: Gathered, machine: Machine) -> list[Section]:
     head: list[Block] = []
     if machine.mark:
-        text = f"Every number of this part is a {machine.mark} number. None is compared with a published one."
+        text = f"The numbers of this part are {machine.mark} numbers. None is compared with a published one."
         head.append(Prose((text, *marked(machine.mark)), "note"))
     sections = [Section(machine.key, machine.name, 1, tuple(head), machine.mark)]
     sections += [envelopes(gathered, machine)]

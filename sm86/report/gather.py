@@ -163,5 +163,7 @@ def _machine(group: Sequence[Entry], joined: Sequence[Entry]) -> Machine:
     entries = tuple(sorted((*group, *joined), key=lambda entry: entry.number))
     # one forced run marks the machine: its other records do not become a rig's by saying less
     marks = dict.fromkeys(mark for entry in entries if (mark := mark_of(entry.record.conditions)))
+    if all(entry.record.conditions.engine == "cpu" for entry in entries):
+        marks = dict.fromkeys((CPU,))
     name = machine_name([entry.record for entry in group])
     return Machine("", name, ", ".join(marks), entries, tuple(joined))

@@ -8,6 +8,7 @@ from typing import Any
 from sm86.report.charts import Line, Lines, amount
 from sm86.report.document import Block, Code, Column, Figure, Fold, Inline, Prose, Ref, Section, State, Table
 from sm86.report.gather import Entry, Machine
+from sm86.report.marks import mark_of
 from sm86.report.sections.parts import MAX_ROWS, clipped, details_blocks, marked, numbers_table, when
 
 MAX_SIZES = 6
@@ -17,7 +18,8 @@ STATES = {"measured": "pass", "not available": "not applicable"}
 
 def comm(machine: Machine, entry: Entry, key: str) -> Section:
     """Times of every setting at the sizes of decode, what really ran, and what the measurement says to set."""
-    details, mark = entry.record.details, machine.mark
+    # CPU processes that stand for ranks say more of themselves than the machine's mark does
+    details, mark = entry.record.details, mark_of(entry.record.conditions) or machine.mark
     rows = [row for row in details["rows"] if isinstance(row, Mapping)]
     if not rows:
         raise ValueError("a matrix without rows")

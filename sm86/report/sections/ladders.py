@@ -9,7 +9,7 @@ from sm86.report.charts import RATE, Line, Lines, amount
 from sm86.report.document import Block, Code, Column, Figure, Inline, Prose, Ref, Section, State, Strong, Table
 from sm86.report.gather import Entry, Machine
 from sm86.report.sections.measured import COMPARED
-from sm86.report.sections.parts import MAX_ROWS, clipped, counts_of, marked, span_of, when
+from sm86.report.sections.parts import MAX_ROWS, clipped, counts_of, marked, span_of, when, without_empty
 
 STATES = {"passed": "pass", "failed": "fail", "inert": "not applicable"}
 
@@ -21,7 +21,8 @@ def ladder(machine: Machine, entry: Entry, key: str) -> Section:
     if not rungs:
         raise ValueError("a ladder without rungs")
     whole = "complete" if details.get("complete") else "not complete"
-    words = f"{when(entry.record.started)}, {whole}: {counts_of(entry.record.verdicts)}. "
+    counted = f": {counts_of(entry.record.verdicts)}" if entry.record.verdicts else ""
+    words = f"{when(entry.record.started)}, {whole}{counted}. "
     blocks: list[Block] = [Prose((words, *marked(mark), " ", Ref(entry.number)))]
     stop = details.get("stopped_by")
     if isinstance(stop, Mapping):
@@ -61,7 +62,7 @@ def _table(rungs: list[Mapping[str, Any]], beside: bool, mark: str) -> Table:
             row += [(amount(known, RATE),), (clipped(rung["comparison"], 40),)] if known is not None else [("",), ("",)]
         row.append((clipped(rung.get("text", "")),))
         rows.append(tuple(row))
-    return Table((*titles, Column("why")), tuple(rows))
+    return without_empty(Table((*titles, Column("why")), tuple(rows)))
 
 
 def _curve(rungs: list[Mapping[str, Any]], beside: bool, mark: str, key: str, entry: Entry) -> Figure | None:

@@ -107,7 +107,7 @@ def model(gathered: Gathered, machine: Machine) -> Section:
             seen.setdefault((conditions.model_hash or conditions.model, wanted), []).append(entry)
     rows = []
     for (_, wanted), entries in seen.items():
-        names = dict.fromkeys(clipped(e.record.conditions.model or "not recorded", 120) for e in entries)
+        names = _checkpoints(entries)
         digest = entries[0].record.conditions.model_hash
         envelopes: list[Any] = []
         for name in dict.fromkeys(entry.envelope for entry in entries):
@@ -125,6 +125,14 @@ def model(gathered: Gathered, machine: Machine) -> Section:
     )
     table = Table(tuple(Column(title) for title in titles), tuple(rows))
     return Section(f"{machine.key}-model", "Model provenance", 2, (table, Prose((note,), "note")), machine.mark)
+
+
+def _checkpoints(entries: list[Entry]) -> list[str]:
+    """What the records call the checkpoint; a folder that is named like a repository says nothing more."""
+    given = list(dict.fromkeys(entry.record.conditions.model or "" for entry in entries))
+    repositories = {name.rsplit("/", 1)[-1] for name in given if not name.startswith("/")}
+    kept = [name for name in given if name and not (name.startswith("/") and name.rsplit("/", 1)[-1] in repositories)]
+    return [clipped(name, 120) for name in kept] or ["not recorded"]
 
 
 def _format(envelope: Any) -> Inline:
