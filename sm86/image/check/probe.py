@@ -52,12 +52,14 @@ NOT_PART_OF_THE_IMAGE = (
 def facts() -> dict[str, Any]:
     """Everything the image check judges; plain JSON values. A fact that could not be had is {"error": text}."""
     build = _try(_build_record)
+    # before anything is imported: some packages bring others along, which their import puts on the path
+    head, sbom = _head(build), _try(_sbom)
     gpu = build.get("target") == "gpu"
     # first, as it decides what vLLM's modules import; the other imports are of modules that are then loaded
     driver = _try(lambda: ensure_driver(Path(sysconfig.get_path("platlib")))) if gpu else None
     serving = _try(serving_imports) if gpu else None
     return {
-        **_head(build),
+        **head,
         "python": ".".join(map(str, sys.version_info[:3])),
         "executable": sys.executable,
         "user": {"uid": os.getuid(), "gid": os.getgid()},
@@ -68,7 +70,7 @@ def facts() -> dict[str, Any]:
         "vllm_envs_origin": _try(_vllm_envs_origin),
         "libraries": _libraries(),
         "jit": _try(jit) if gpu else None,
-        "sbom": _try(_sbom),
+        "sbom": sbom,
         "writable": _writable(),
         "manifests": _manifests(),
     }
