@@ -252,3 +252,24 @@ def test_every_number_has_its_record_and_every_record_its_conditions() -> None:
     rows = [line for line in text.splitlines() if re.match(r"\| .*\*\*[\d.]+\*\* (?:tok/s|s|us)", line)]
     assert len(rows) > 20 and all(re.search(r"\[R\d+\]", row) for row in rows)
     assert "GPU 7: index 7, uuid GPU-00000007" in text and "revision: `" + made_up.REVISION in text
+
+
+class TestMoreRealRecords:
+    """A comm matrix of CPU processes and a ladder that stopped, both recorded by the commands themselves."""
+
+    def made(self) -> str:
+        more = [Source(load(path), path.name) for path in sorted((DATA.parent / "more_data").glob("*.json"))]
+        return markdown(document(gather([*real(), *more], [], load_all()), NOW))
+
+    def test_one_machine_whose_emulated_numbers_say_so(self) -> None:
+        text = self.made()
+        assert "## AMD EPYC, 2 cores (CPU)" in text and text.count("\n## AMD EPYC") == 1
+        numbers = [line for line in section(text, "rig").splitlines() if re.search(r"\*\*[\d.,]+\*\* us", line)]
+        assert len(numbers) == 4 and all("**CPU, emulated**" in line for line in numbers)
+        assert "not available: it runs on GPUs only" in text
+
+    def test_the_ladder_says_why_it_stopped(self) -> None:
+        text = section(self.made(), "sequence")
+        assert "| `cpu-one` | 1 x 1,024 | pass | **21.3** **CPU** |" in text
+        assert "It stopped at `cpu-smoke`: not the envelope" in text
+        assert "not of the form" not in self.made()
