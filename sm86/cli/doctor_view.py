@@ -10,7 +10,7 @@ from sm86.cli.doctor import summary
 from sm86.doctor.facts import Rig
 from sm86.doctor.finding import FAIL, OK, STATES, UNKNOWN, WARN, Finding, Report
 from sm86.doctor.placement import Placement
-from sm86.doctor.words import gpus_of
+from sm86.doctor.words import gib, gpus_of
 
 _STYLE = {OK: "green", WARN: "yellow", FAIL: "bold red", UNKNOWN: "magenta"}
 WIDTH = 18
@@ -35,6 +35,8 @@ def show(rig: Rig, report: Report, where: str) -> None:
             _plain(finding)
     if few_facts and unknown:
         print(f"{'unknown':<9}{len(unknown)} checks need more than these facts tell: {', '.join(unknown)}")
+    for line in card_lines(rig):
+        print(_printable(line))
     for words in report.missed:
         print(f"{'missed':<9}{_printable(words)}")
     if rig.gpus == ():
@@ -42,6 +44,33 @@ def show(rig: Rig, report: Report, where: str) -> None:
     if report.placement:
         show_placement(report.placement)
     print(summary(report))
+
+
+def card_lines(rig: Rig) -> list[str]:
+    """One line for each card with what is known of it; none where only the topology is known."""
+    lines = []
+    for gpu in rig.gpus or ():
+        memory = "" if gpu.memory_total is None else gib(gpu.memory_total)
+        if gpu.memory_total is not None and gpu.memory_free is not None:
+            memory += f", {gib(gpu.memory_free)} free"
+        power = "" if gpu.power is None else f"{gpu.power:.0f} W"
+        if gpu.power is not None and gpu.power_limit is not None:
+            power += f" of {gpu.power_limit:.0f}"
+        link = "" if gpu.pcie.width is None else f"generation {gpu.pcie.generation} x{gpu.pcie.width} now"
+        parts = (
+            gpu.name,
+            gpu.bus_id,
+            memory,
+            "" if gpu.temperature is None else f"{gpu.temperature} °C",
+            "" if gpu.sm_clock is None else f"{gpu.sm_clock} MHz",
+            power,
+            link,
+            "" if gpu.numa is None else f"node {gpu.numa}",
+            gpu.problem,
+        )
+        if gpu.name or gpu.bus_id or gpu.problem:
+            lines.append(f"GPU {gpu.index:<3}  {'; '.join(part for part in parts if part)}")
+    return lines
 
 
 def show_placement(placement: Placement) -> None:

@@ -56,6 +56,16 @@ def test_the_topology_of_a_real_machine(name: str, capsys) -> None:
     assert "checks need more than these facts tell" in told
 
 
+def test_each_card_has_its_line(capsys) -> None:
+    cli.doctor(from_file=BAD_FILE)
+    told = capsys.readouterr().out
+    assert (
+        "GPU 3    NVIDIA GeForce RTX 3090; 00000000:31:00.0; 24.00 GiB, 3.00 GiB free; 37 °C; 210 MHz; 25 W of 350; "
+        "generation 1 x16 now; node 0\n"
+    ) in told
+    assert told.count("NVIDIA GeForce RTX 3090; ") == 8
+
+
 def test_json_is_what_another_machine_can_judge(capsys, tmp_path) -> None:
     assert cli.doctor(from_file=BAD_FILE, json=True) == 1
     text = capsys.readouterr().out

@@ -54,6 +54,8 @@ def engine(answer_s: float = ANSWER_S, inside_s: float = INSIDE_S) -> Engine:
     """The Docker engine; whatever keeps it from answering is the facts' state. Compose is asked apart."""
     try:
         gateway = require_engine(answer_s)
+        # the folders, ports and processes of another machine are none of this one's facts
+        gateway.local_only()
         containers = gateway.containers()
     except EngineTooOld as error:
         return Engine(Docker(state="error", problem=error.what))

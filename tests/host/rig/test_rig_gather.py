@@ -47,6 +47,10 @@ class Gateway:
     facts = ENGINE
     every: tuple[ContainerFacts, ...] = ()
 
+    def local_only(self) -> None:
+        if self.facts.endpoint.startswith("ssh:"):
+            raise docker_module.EngineElsewhere("the Docker engine is on another machine", "run it there")
+
     def containers(self) -> tuple[ContainerFacts, ...]:
         return self.every
 
@@ -76,6 +80,14 @@ def test_an_engine_with_its_containers(monkeypatch) -> None:
     assert found.facts.restarting == ("web (35)",)
     assert (found.facts.state, found.facts.cgroup_driver, found.facts.lost_gpus) == ("ok", "systemd", None)
     assert found.running == {"s" * 64: "sm86-262k", "w" * 64: "web"}
+
+
+def test_an_engine_on_another_machine_tells_nothing_of_this_one(monkeypatch) -> None:
+    monkeypatch.setattr(Gateway, "facts", replace(ENGINE, endpoint="ssh://elsewhere"))
+    with_engine(monkeypatch, container("sm86-262k", wants_gpu=True))
+    found = docker_facts.engine()
+    assert (found.facts.state, found.facts.problem) == ("error", "the Docker engine is on another machine")
+    assert (found.running, found.root_dir) == (None, None)
 
 
 @pytest.mark.parametrize(
