@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -267,10 +267,9 @@ class DockerGateway:
             time.sleep(0.2)
         raise CouldNotRun(f"the container did not end within {within_s:.0f} s", "see whether the machine is overloaded")
 
-    def archive(self, name: str, path: str) -> Iterator[bytes] | None:
-        """A folder of a container as a tar stream; None where there is no such container or folder."""
-        found = self._ask(lambda: self._client.api.get_archive(name, path))
-        return None if found is None else iter(found[0])
+    def ask(self, question: Callable[[Any], Any]) -> Any:
+        """What `question` gets from the SDK's low-level API; None where the engine knows no such thing."""
+        return self._ask(lambda: question(self._client.api))
 
     def image_history(self, name: str) -> tuple[tuple[str, int], ...]:
         """(command that made it, bytes) of each layer, newest first; empty where there is no such image."""

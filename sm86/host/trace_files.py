@@ -6,9 +6,9 @@ import contextlib
 import os
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from sm86.errors import CouldNotRun
 from sm86.host.docker import DockerGateway
@@ -35,11 +35,15 @@ def from_folder(folder: Path, since: float, target: Path) -> tuple[str, ...]:
 
 
 def from_container(docker: DockerGateway, container: str, folder: str, since: float, target: Path) -> tuple[str, ...]:
-    """Copy the files that were written to a folder of the container from `since` on; their names. They stay in the
-    container as well, and go with it. Raises CouldNotRun: no space."""
-    chunks = docker.archive(container, folder)
-    if chunks is None:
+    """Move the files that were written to a folder of the container from `since` on; their names.
+
+    The folder lies in the cache volume, which outlives the container, so they are removed there once they are here.
+    Raises CouldNotRun: no space.
+    """
+    found = docker.ask(lambda api: api.get_archive(container, folder))
+    if found is None:
         return ()
+    chunks = iter(found[0])
     copied = []
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -57,7 +61,17 @@ def from_container(docker: DockerGateway, container: str, folder: str, since: fl
         raise CouldNotRun(f"the traces could not be copied from {container}: {error}", "run it again") from None
     except OSError as error:
         raise _fault(error, target) from None
+    _remove(docker, container, [f"{folder}/{name}" for name in copied])
     return tuple(copied)
+
+
+def _remove(docker: DockerGateway, container: str, paths: Sequence[str]) -> None:
+    def run(api: Any) -> None:
+        made = api.exec_create(container, ["rm", "-f", "--", *paths])
+        api.exec_start(made["Id"])
+
+    if paths:
+        docker.ask(run)
 
 
 def _write(path: Path, content: IO[bytes]) -> None:

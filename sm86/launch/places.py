@@ -13,7 +13,6 @@ from sm86.json_text import parse as parse_json
 BUILD_FILE = Path("/opt/sm86/build.json")
 CONTAINER_CACHE = Path("/cache")
 CONTAINER_LOCKS = Path("/run/sm86")
-CONTAINER_TRACES = Path("/tmp/sm86-traces")
 KEY_FILE = Path("/run/secrets/sm86_api_key")
 
 
@@ -29,8 +28,8 @@ class Places:
 
     @property
     def traces(self) -> Path:
-        """Where the profiler writes: in a container beside the cache volume, so that it goes with the container."""
-        return CONTAINER_TRACES if self.in_image else self.cache / "traces"
+        """Where the profiler writes: a container's other folders are read-only or in memory."""
+        return self.cache / "traces"
 
     @property
     def in_image(self) -> bool:

@@ -45,7 +45,7 @@ class Setting:
     engine: str
     capability: tuple[int, int] | None = None
     plugin: bool = False
-    trace_dir: str = "/tmp/sm86-traces"
+    trace_dir: str = "/cache/traces"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +177,13 @@ def _nccl_plain(run: Run, override: Given) -> State:
     if nowhere:
         return nowhere
     return _effective(override, "every worker's NCCL reads it; it holds for every collective, prefill's too")
+
+
+def _nccl_debug(run: Run, override: Given) -> State:
+    nowhere = _no_collective(run, override)
+    if nowhere:
+        return nowhere
+    return _effective(override, "every worker's NCCL writes it to the server's log; it changes no collective")
 
 
 def _profile(run: Run, override: Given) -> State:
@@ -349,6 +356,7 @@ _RULES: Mapping[str, Callable[[Run, Given], State]] = {
     "NCCL_NTHREADS": _nccl_plain,
     "NCCL_P2P_DISABLE": _nccl_plain,
     "NCCL_P2P_LEVEL": _nccl_plain,
+    "NCCL_DEBUG": _nccl_debug,
     "SPECULATIVE_CONFIG": _speculative,
     "FUSE_ALLREDUCE_RMS": _fuse,
     "VLLM_ALLREDUCE_USE_FLASHINFER": _flashinfer,

@@ -123,22 +123,36 @@ def test_a_containers_files_are_taken_by_their_last_name_alone(tmp_path: Path) -
         archive.addfile(link)
     data = buffer.getvalue()
 
+    ran: list[list[str]] = []
+
+    class Api:
+        def get_archive(self, container: str, folder: str):
+            return iter([data[at : at + 777] for at in range(0, len(data), 777)]), {}
+
+        def exec_create(self, container: str, argv: list[str]):
+            ran.append(argv)
+            return {"Id": "1"}
+
+        def exec_start(self, made: str) -> bytes:
+            return b""
+
     class Docker:
-        def archive(self, container: str, folder: str):
-            return iter([data[at : at + 777] for at in range(0, len(data), 777)])
+        def ask(self, question):
+            return question(Api())
 
     target = tmp_path / "a" / "to"
-    names = trace_files.from_container(Docker(), "c", "/tmp/sm86-traces", 1990.0, target)  # type: ignore[arg-type]
+    names = trace_files.from_container(Docker(), "c", "/cache/traces", 1990.0, target)  # type: ignore[arg-type]
     assert names == ("rank0.2.pt.trace.json.gz", "escape.pt.trace.json.gz")
     assert (target / names[0]).read_bytes() == b"new" * 5000
+    assert ran == [["rm", "-f", "--", *(f"/cache/traces/{name}" for name in names)]]
     assert sorted(path.name for path in target.iterdir()) == sorted(names)
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.parent != target] == []
 
 
 def test_a_broken_archive_is_told(tmp_path: Path) -> None:
     class Docker:
-        def archive(self, container: str, folder: str):
-            return iter([b"no tar at all" * 100])
+        def ask(self, question):
+            return iter([b"no tar at all" * 100]), {}
 
     with pytest.raises(CouldNotRun, match="could not be copied"):
         trace_files.from_container(Docker(), "c", "/t", 0.0, tmp_path)  # type: ignore[arg-type]
