@@ -150,12 +150,17 @@ def _records(values: Sequence[tuple[str, Any]], guard: Redactor | None) -> tuple
 
 
 def _redactor(values: Sequence[tuple[str, Any]], hide: Sequence[str]) -> Redactor:
-    from sm86.report.redact import redactor
+    from sm86.report.redact import LEAST_NAME, redactor
 
-    users = list(hide)
+    for name in hide:
+        if len(name.strip()) < LEAST_NAME:
+            raise CouldNotRun(
+                f"--hide {name!r} would be found inside other words", f"give {LEAST_NAME} characters or more"
+            )
+    users: list[str] = []
     with contextlib.suppress(OSError, KeyError):  # a user without a name
         users.append(getpass.getuser())
-    return redactor([value for _, value in values], [platform.node()], users)
+    return redactor([value for _, value in values], [platform.node()], users, hide)
 
 
 def _write(document: Document, out: Path, png: bool) -> list[Path]:

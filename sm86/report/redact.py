@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-_LEAST_NAME = 3
+LEAST_NAME = 3
 """A shorter name would be found inside ordinary words."""
 
 COMMON = frozenset(
@@ -63,7 +63,7 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
 )
 
 PUBLIC_HOSTS = ("huggingface.co", "github.com", "arxiv.org")
-_PLACEHOLDER = re.compile(r"\[(?:key|GPU|id|mail|login|address|MAC|host|user|path|serial) \d+\]")
+_PLACEHOLDER = re.compile(r"\[(?:key|GPU|id|mail|login|address|MAC|host|user|name|path|serial) \d+\]")
 _CHECKPOINT = re.compile(r"/models/([\w][\w.-]*)/?")
 
 
@@ -75,10 +75,11 @@ class Redactor:
     _seen: dict[tuple[str, str], int] = field(default_factory=dict)
     _names_re: re.Pattern[str] | None = None
 
-    def learn(self, kind: str, name: object) -> None:
-        """Take a name out wherever it stands; kind "host" or "user". Names that tell nothing are left."""
+    def learn(self, kind: str, name: object, asked: bool = False) -> None:
+        """Take a name out wherever it stands; kind "host", "user" or "name". Names that tell nothing are left, unless
+        a person asked for them."""
         text = str(name).strip()
-        if len(text) >= _LEAST_NAME and text.lower() not in COMMON and not text.isdigit():
+        if (text and asked) or (len(text) >= LEAST_NAME and text.lower() not in COMMON and not text.isdigit()):
             self.names.setdefault(text.lower(), kind)
             self._names_re = None
 
@@ -190,9 +191,13 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def redactor(values: Iterable[Any], hosts: Iterable[str] = (), users: Iterable[str] = ()) -> Redactor:
-    """A redactor that knows the names in `values` and those given."""
+def redactor(
+    values: Iterable[Any], hosts: Iterable[str] = (), users: Iterable[str] = (), asked: Iterable[str] = ()
+) -> Redactor:
+    """A redactor that knows the names in `values` and those given; asked: names that a person wants taken out."""
     made = Redactor()
+    for name in asked:
+        made.learn("name", name, asked=True)
     for host in hosts:
         made.learn("host", host)
         made.learn("host", host.split(".")[0])

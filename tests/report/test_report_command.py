@@ -154,6 +154,16 @@ class TestBadInput:
         with pytest.raises(CouldNotRun, match="--redact is not given"):
             make(results, hide=("rig7",))
 
+    @pytest.mark.parametrize("name", ["", "ab", "  x "])
+    def test_a_name_too_short_to_hide_is_told(self, results: Path, name: str) -> None:
+        with pytest.raises(CouldNotRun, match="inside other words"):
+            make(results, redact=True, hide=(name,))
+        assert not (results.parent / "out").exists()
+
+    def test_what_a_person_names_is_hidden_however_usual(self, results: Path) -> None:
+        assert make(results, redact=True, hide=("Linux", "AMD EPYC")) == 0
+        assert "Linux" not in page(results) and "EPYC" not in page(results) and "[name 1]" in page(results)
+
 
 def test_many_records_make_a_page_of_bounded_size(tmp_path: Path) -> None:
     for number in range(300):
@@ -206,4 +216,4 @@ def test_the_task_is_wired(results: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["redacted"] is True
     text = page(results)
-    assert "Of &lt;one&gt; machine" in text and "EPYC" not in text and "[user" in text
+    assert "Of &lt;one&gt; machine" in text and "EPYC" not in text and "[name 1]" in text
