@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import queue
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any
 
 from sm86.json_text import parse as parse_json
@@ -21,10 +22,12 @@ KILLED_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How it ended: "done", "silent" (it was left behind), "missing" (no such program), and its exit code."""
+    """How it ended: "done", "silent" (it was left behind), "missing" (no such program); its exit code; words: the last
+    line that it wrote to stderr."""
 
     how: str
     code: int | None = None
+    words: str = field(default="", compare=False)
 
 
 def json_lines(
@@ -35,15 +38,17 @@ def json_lines(
     silence_s: longest wait for the next line; total_s: for the whole. One that exceeds them is killed and not waited
     for: stuck inside a driver it cannot even be killed.
     """
+    errors = tempfile.TemporaryFile()  # noqa: SIM115  it is closed where the child's end is known
     try:
         child = subprocess.Popen(
             list(argv),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=errors,
             start_new_session=True,
         )
     except OSError:
+        errors.close()
         yield Ended("missing")
         return
     lines: queue.Queue[bytes | None] = queue.Queue(MOST_LINES)
@@ -71,14 +76,26 @@ def json_lines(
             if isinstance(value, dict):
                 yield value
         try:
-            yield Ended("done", child.wait(timeout=max(0.1, min(silence_s, deadline - time.monotonic()))))
+            code = child.wait(timeout=max(0.1, min(silence_s, deadline - time.monotonic())))
         except subprocess.TimeoutExpired:
             yield Ended("silent")
+            return
+        yield Ended("done", code, _last_line(errors))
     finally:
         if child.poll() is None:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 child.kill()
                 child.wait(timeout=KILLED_S)
+        errors.close()
+
+
+def _last_line(stream: IO[bytes]) -> str:
+    size = stream.seek(0, 2)
+    stream.seek(max(0, size - 4096))
+    lines = [line for line in stream.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    # Docker adds a hint after its reason
+    told = [line for line in lines if not line.startswith(("Run 'docker", "See 'docker"))]
+    return " ".join(told[-1].split())[:300] if told else ""
 
 
 def _pump(stream: IO[bytes], lines: queue.Queue[bytes | None]) -> None:

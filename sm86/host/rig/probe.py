@@ -94,7 +94,7 @@ def _command(image: str | None, name: str) -> tuple[str, ...]:
 
 def container_argv(docker: str, image: str, name: str) -> tuple[str, ...]:
     """The program reads itself from standard input, so nothing of this machine needs to be mounted."""
-    limits = ("--network", "none", "--ipc", "host", "--ulimit", "memlock=-1", "--cap-drop", "ALL")
+    limits = ("--network", "none", "--ipc", "host", "--cap-drop", "ALL")
     python = ("--entrypoint", "python3", image, "-u", "-")
     return (
         docker,
@@ -158,7 +158,7 @@ def _end(seen: _Seen, ended: Ended, silence_s: float) -> None:
         seen.cuda, words = "missing", "the program that does the CUDA work could not be started"
     else:
         last = f" while it did: {_words(seen, seen.doing)}" if seen.doing else ""
-        words = f"the CUDA work ended early with code {ended.code}{last}"
+        words = f"the CUDA work ended early with code {ended.code}{last}{f' ({ended.words})' if ended.words else ''}"
         seen.cuda = "error" if seen.cuda in (None, "ok") else seen.cuda
     seen.problem = f"{seen.problem}; {words}" if seen.problem else words
 

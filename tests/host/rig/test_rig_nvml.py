@@ -117,6 +117,14 @@ def test_how_it_ends_is_told() -> None:
     assert child("import time; time.sleep(600)", NEVER_S) == [Ended("silent")]
 
 
+def test_the_last_words_on_stderr_are_kept() -> None:
+    code = (
+        "import sys; print('docker: no GPU driver.\\n\\nRun \\'docker run --help\\'', file=sys.stderr); sys.exit(125)"
+    )
+    (ended,) = child(code)
+    assert (ended.code, ended.words) == (125, "docker: no GPU driver.")
+
+
 def test_one_that_talks_for_ever_is_ended_in_all() -> None:
     told = child("while True: print('{}', flush=True)", PATIENT_S, 1.0)
     assert told[-1] == Ended("silent") and len(told) > 1
