@@ -105,7 +105,7 @@ def _raise(faults: Sequence[ServerFault], envelope: str) -> None:
     if fault.kind == REFUSED and fault.status == 404:
         raise CheckFailed(
             f"the server has no {START}: {fault.problem}",
-            "it runs without a profiler: start it with --override SM86_PROFILE_STEPS=50",
+            "it runs without a profiler: start it with SM86_PROFILE_STEPS=50 as an override",
             said,
         )
     raise CheckFailed(
