@@ -111,6 +111,8 @@ def read_service(compose: Compose, root: Path, name: str, environment: Mapping[s
     try:
         services = parse_json(result.out)["services"]
         return _service(name, services[name])
+    except ComposeInvalid:
+        raise
     except (ValueError, TypeError):
         raise ComposeInvalid(f"{' '.join(compose.command)} config did not print JSON", "update Compose") from None
     except KeyError as missing:
@@ -253,13 +255,19 @@ def _invalid(result: Result) -> ComposeInvalid:
 
 def _service(name: str, values: Mapping[str, Any]) -> Service:
     ports = values.get("ports") or [{}]
+    published = str(ports[0].get("published") or "")
+    if published and not (published.isdecimal() and 1 <= int(published) <= 65535):
+        raise ComposeInvalid(
+            f"the host port of {name} is {published}",
+            "give one port from 1 to 65535: SM86_PORT or --port",
+        )
     devices = (((values.get("deploy") or {}).get("resources") or {}).get("reservations") or {}).get("devices")
     environment = values.get("environment") or {}
     return Service(
         name=name,
         container_name=str(values.get("container_name") or name),
         image=_plain(values.get("image", "")),
-        host_port=int(ports[0].get("published") or 0),
+        host_port=int(published or 0),
         host_address=str(ports[0].get("host_ip") or "0.0.0.0"),
         binds=tuple(
             (_plain(volume["source"]), _plain(volume["target"]))

@@ -19,13 +19,19 @@ from sm86.spec.argv import CONTAINER_PORT
 
 DIGEST_LABEL = "sm86.envelope-digest"
 SERVICE_LABEL = "com.docker.compose.service"
+CLONE_LABEL = "com.docker.compose.project.working_dir"
+"""The folder that Compose was called for: the clone whose files made the container."""
+
+IMAGE_ID = "SM86_IMAGE_ID"
+"""How the launcher is told which image it runs in; nothing inside a container knows it."""
+
 DEFAULT_GRACE_S = 30
 
 _KINDS = {"created": CREATED, "running": RUNNING, "paused": RUNNING, "restarting": RESTARTING}
 
 
 class NotOurs(CouldNotRun):
-    """A container has the envelope's name and was not made from the rendered files."""
+    """A container has the envelope's name and was not made from the rendered files, or from those of another clone."""
 
 
 class DockerEngine:
@@ -95,9 +101,9 @@ class DockerEngine:
             raise CouldNotRun(
                 f"{self.envelope.name} already runs as a container", f"invoke down --envelope {self.envelope.name}"
             )
-        self.check()
+        environment = {**self._environment(), IMAGE_ID: self.check()}
         try:
-            compose.create(self._needed_compose(), self._root, self._service(), self._environment(), again=True)
+            compose.create(self._needed_compose(), self._root, self._service(), environment, again=True)
         except CouldNotRun:
             left = self._facts()
             if left and not left.is_up:
@@ -182,6 +188,13 @@ class DockerEngine:
             raise NotOurs(
                 f"a container named {facts.name} was not made from the rendered files",
                 f"look at it (docker inspect {facts.name}), then docker rm -f {facts.name}",
+            )
+        clone = facts.labels.get(CLONE_LABEL) if facts else None
+        if facts and clone and Path(clone).resolve() != self._root.resolve():
+            raise NotOurs(
+                f"the container {facts.name} belongs to another clone, {clone}",
+                f"use it from there (invoke down --envelope {facts.name} stops it), "
+                f"or, if that clone is gone, docker rm -f {facts.name}",
             )
         return facts
 

@@ -151,6 +151,13 @@ OVERRIDES: tuple[Override, ...] = (
         _one_of("LOC", "NVL", "PIX", "PXB", "PHB", "SYS"),
     ),
     Override(
+        "NCCL_DEBUG",
+        "what NCCL logs: INFO names the algorithm, the channels and the links it uses",
+        "VERSION, WARN, INFO or TRACE",
+        "INFO",
+        _one_of("VERSION", "WARN", "INFO", "TRACE"),
+    ),
+    Override(
         "SPECULATIVE_CONFIG",
         "drafting, for a probe",
         'none, or vLLM\'s JSON with "method" and "num_speculative_tokens"',
@@ -219,8 +226,11 @@ SETTINGS: Mapping[str, str] = {
 }
 """The launcher's other settings. They change where it looks, not what is served."""
 
+IMAGE_ID = "SM86_IMAGE_ID"
+
 PASS_THROUGH_NAMES: tuple[str, ...] = (*BY_NAME, "SM86_FORCE")
-"""Names that a rendered service passes on from the host when they are set there."""
+"""Names that a rendered service passes on from the host when they are set there. IMAGE_ID is passed on as well, and is
+no setting: a command that starts the container sets it, and in `.env` it would go on naming an image of the past."""
 
 _HOST_NAMES = (
     "SM86_IMAGE",

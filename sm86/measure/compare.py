@@ -9,7 +9,7 @@ from typing import Any
 
 from sm86.measure.prompts import REACHED
 from sm86.record import Conditions, Verdict
-from sm86.spec.envelope import Envelope, Published
+from sm86.spec.envelope import Envelope, Published, PublishedRig
 
 BETTER, WITHIN, WORSE = "better", "within noise", "worse"
 CANNOT = "cannot be compared"
@@ -21,13 +21,6 @@ no more (client against server), and the published numbers come without a spread
 
 MAX_SPREAD = 0.10
 """Repeats that differ by more than this share of their median were not taken under one condition."""
-
-PUBLISHED_GPUS = 8
-PUBLISHED_GPU = "RTX 3090"
-"""The rig of every published number (runbook, Hardware and Software)."""
-
-DEFAULT_POWER_W = 350.0
-"""An RTX 3090's own limit, for a driver that does not tell it."""
 
 DEFINITION_NOTE = "the source does not state how its number is defined; ours is the steady window"
 
@@ -78,7 +71,7 @@ def obstacles(envelope: Envelope, conditions: Conditions, measured: Measured) ->
     elif conditions.mark:
         found.append(f"it is a number marked {conditions.mark}")
     if envelope.engine != "cpu":
-        found += _rig(conditions.gpus)
+        found += _rig(conditions.gpus, envelope.published_rig)
         found += _overrides(conditions.overrides)
         described, answered = conditions.vllm_version, measured.server_version
         if described and answered and described != answered:
@@ -125,10 +118,10 @@ def compare(envelope: Envelope, conditions: Conditions, measured: Measured) -> C
         return Comparison(
             CANNOT, f"{CANNOT} with the published {published.aggregate_tok_s} tok/s: {'; '.join(reasons)}", reasons
         )
-    return _judge(published, conditions, measured)
+    return _judge(published, envelope.published_rig, conditions, measured)
 
 
-def _judge(published: Published, conditions: Conditions, measured: Measured) -> Comparison:
+def _judge(published: Published, rig: PublishedRig | None, conditions: Conditions, measured: Measured) -> Comparison:
     value = median(measured.aggregates)
     tolerance = max(_spread(measured.aggregates), NOISE_FLOOR * published.aggregate_tok_s)
     difference = value - published.aggregate_tok_s
@@ -140,7 +133,7 @@ def _judge(published: Published, conditions: Conditions, measured: Measured) -> 
         )
     if len(measured.aggregates) < 2:
         notes.append(f"one repeat has no spread; noise is taken as {100 * NOISE_FLOOR:.0f} %")
-    notes += _power(conditions.gpus)
+    notes += _power(conditions.gpus, rig)
     share = 100 * difference / published.aggregate_tok_s
     text = (
         f"{verdict}: {value:.1f} against the published {published.aggregate_tok_s} tok/s "
@@ -149,13 +142,15 @@ def _judge(published: Published, conditions: Conditions, measured: Measured) -> 
     return Comparison(verdict, text, (), tuple(notes), tolerance)
 
 
-def _rig(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
+def _rig(gpus: Sequence[Mapping[str, Any]], published: PublishedRig | None) -> list[str]:
     if not gpus:
         return ["the GPUs are not known"]
+    if published is None:
+        return ["the published rig is not known: its envelope has no [published_rig]"]
     names = [str(gpu.get("name", "unknown")) for gpu in gpus]
-    if len(names) != PUBLISHED_GPUS or not all(name.endswith(PUBLISHED_GPU) for name in names):
+    if len(names) != published.gpus or not all(name.endswith(published.gpu) for name in names):
         kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-        return [f"the rig is {kinds}, the published one {PUBLISHED_GPUS} x {PUBLISHED_GPU}"]
+        return [f"the rig is {kinds}, the published one {published.gpus} x {published.gpu}"]
     return []
 
 
@@ -164,10 +159,11 @@ def _overrides(overrides: Mapping[str, str]) -> list[str]:
     return [f"the run had overrides: {', '.join(changed)}"] if changed else []
 
 
-def _power(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
+def _power(gpus: Sequence[Mapping[str, Any]], published: PublishedRig | None) -> list[str]:
     for gpu in gpus:
-        limit, usual = gpu.get("power_limit_w"), gpu.get("default_power_limit_w") or DEFAULT_POWER_W
-        if isinstance(limit, (int, float)) and limit < usual - 1:
+        limit = gpu.get("power_limit_w")
+        usual = gpu.get("default_power_limit_w") or (published.power_limit_w if published else None)
+        if isinstance(limit, (int, float)) and usual is not None and limit < usual - 1:
             return [f"a GPU is limited to {limit:.0f} W ({usual:.0f} W by default; it slows prefill more than decode)"]
     return []
 

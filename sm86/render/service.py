@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sm86.image.names import OFFICIAL_BASE, image_name, target_of
+from sm86.launch.overrides import IMAGE_ID
 from sm86.render import variables
 from sm86.render.scalar import literal, variable
 from sm86.spec.argv import CONTAINER_PORT, MODELS_DIR, serve_argv
@@ -132,7 +133,7 @@ def _environment(envelope: Envelope) -> tuple[str, ...]:
     ]
     # a name without a value: set on the host, it is passed on; unset, it is absent and not empty
     lines += [item.name for item in variables.PER_RUN if item.name in per_run and item.name not in own]
-    return tuple(lines)
+    return (*lines, IMAGE_ID)
 
 
 def _build_args(target: str, pins: Pins) -> tuple[tuple[str, str], ...]:

@@ -63,6 +63,7 @@ _UNSET = {
     "NCCL_NTHREADS": "NCCL chooses",
     "NCCL_P2P_DISABLE": "NCCL uses it where it is",
     "NCCL_P2P_LEVEL": "NCCL chooses",
+    "NCCL_DEBUG": "NCCL is silent",
     "SPECULATIVE_CONFIG": "none",
     "FUSE_ALLREDUCE_RMS": "the envelope's own",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "vLLM's own default",

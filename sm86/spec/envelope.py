@@ -86,6 +86,15 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedRig:
+    """The rig of the published results: how many GPUs, how the driver's name of each ends, its usual power limit, W."""
+
+    gpus: int
+    gpu: str
+    power_limit_w: float
+
+
+@dataclass(frozen=True, slots=True)
 class Envelope:
     """One server. `name` is the service name, file name, label and record key.
 
@@ -109,6 +118,7 @@ class Envelope:
     bench: Bench
     published: Published | None
     rules: tuple[str, ...]
+    published_rig: PublishedRig | None = None
 
     @property
     def uses_gpu(self) -> bool:

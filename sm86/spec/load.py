@@ -10,7 +10,7 @@ from typing import Any
 from sm86.errors import CouldNotRun
 from sm86.spec import validate
 from sm86.spec.checkpoint import Checkpoint
-from sm86.spec.envelope import Bench, Boot, Envelope, Graphs, Model, Published, Serve
+from sm86.spec.envelope import Bench, Boot, Envelope, Graphs, Model, Published, PublishedRig, Serve
 from sm86.spec.pins import Pin, Pins
 from sm86.spec.toml_table import Table, merge, read_toml
 
@@ -149,6 +149,7 @@ def _envelope(top: Table) -> Envelope:
         bench=_bench(_need(top, "bench")),
         published=_published(top.table("published", required=False)),
         rules=_rules(_need(top, "verify")),
+        published_rig=_published_rig(top.table("published_rig", required=False)),
     )
     top.finish()
     return envelope
@@ -234,6 +235,14 @@ def _published(table: Table | None) -> Published | None:
     )
     table.finish()
     return published
+
+
+def _published_rig(table: Table | None) -> PublishedRig | None:
+    if table is None:
+        return None
+    rig = PublishedRig(table.integer("gpus", 1, 64), table.text("gpu"), table.number("power_limit_w", 1, 2000))
+    table.finish()
+    return rig
 
 
 def _rules(table: Table) -> tuple[str, ...]:

@@ -194,6 +194,19 @@ def test_a_wrong_variable_through_the_real_compose():
     assert "abc" in caught.value.what
 
 
+@pytest.mark.parametrize("port", ["0", "65536", "8000-8010", "eighty"])
+def test_a_host_port_that_is_none(port):
+    with pytest.raises(ComposeInvalid, match=f"the host port of e is {port}") as caught:
+        compose._service("e", {"ports": [{"published": port, "target": 8000}]})
+    assert "SM86_PORT" in caught.value.mend
+
+
+@pytest.mark.skipif(real is None, reason="no Compose beside this Python")
+def test_port_zero_through_the_real_compose():
+    with pytest.raises(ComposeInvalid, match="the host port of cpu-smoke is 0"):
+        compose.read_service(Compose((real,), (5, 6, 1)), ROOT, "cpu-smoke", {"SM86_PORT": "0"})
+
+
 def test_dollars_are_those_that_the_container_gets():
     # as `docker compose config` prints them: every `$` doubled
     service = compose._service(

@@ -71,7 +71,8 @@ def make(docker, tmp_path):
         text = (
             f"name: {project}\nservices:\n  {name}:\n    profiles: [{name}]\n    container_name: {name}\n"
             f"    image: {image}\n    entrypoint: [/bin/sh, -c]\n    command: ['{script}']\n"
-            f"    environment: [FIXED=1, NCCL_ALGO]\n    ports: ['127.0.0.1:${{SM86_PORT:-{port or free}}}:8000']\n"
+            f"    environment: [FIXED=1, NCCL_ALGO, SM86_IMAGE_ID]\n"
+            f"    ports: ['127.0.0.1:${{SM86_PORT:-{port or free}}}:8000']\n"
             f"    labels: {{sm86.envelope-digest: {envelope.digest()}}}\n    stop_grace_period: 1s\n"
             f"    restart: on-failure:3\n{extra}"
         )
@@ -95,6 +96,28 @@ def until(condition, seconds=30.0):
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(0.1)
+
+
+def test_another_clone_s_container_is_left_alone(make, docker, tmp_path):
+    engine = make("sleep 600")
+    engine.start()
+    other = DockerEngine(engine.envelope, docker, tmp_path / "other")
+    for act in (other.state, other.stop, other.halt, other.start, lambda: other.log_chunks(False)):
+        with pytest.raises(NotOurs, match=f"belongs to another clone, {tmp_path}") as refusal:
+            act()
+        assert f"invoke down --envelope {engine.envelope.name}" in refusal.value.mend
+    (tmp_path / "link").symlink_to(tmp_path)
+    same = DockerEngine(engine.envelope, docker, tmp_path / "link")
+    assert same.state().kind == RUNNING, "the same clone by another path"
+    assert same.stop().leftovers == () and engine.state().kind == MISSING
+
+
+def test_the_container_is_told_which_image_it_is(make, docker):
+    engine = make("echo id=$$SM86_IMAGE_ID; sleep 600")
+    engine.start()
+    until(lambda: "id=" in text_of(engine))
+    assert f"id={docker.image(IMAGE).id}" in text_of(engine) and docker.image(IMAGE).id.startswith("sha256:")
+    assert engine.state().image_id == docker.image(IMAGE).id
 
 
 def text_of(engine, **options):

@@ -37,6 +37,7 @@ def state(argv, setting, *settings):  # type: ignore[no-untyped-def]
         (["NCCL_NTHREADS=128"], EFFECTIVE, INERT),
         (["NCCL_P2P_DISABLE=1"], EFFECTIVE, INERT),
         (["NCCL_P2P_LEVEL=SYS"], EFFECTIVE, INERT),
+        (["NCCL_DEBUG=INFO"], EFFECTIVE, INERT),
         (["SM86_PROFILE_STEPS=50"], EFFECTIVE, EFFECTIVE),
         (["SPECULATIVE_CONFIG=none"], EFFECTIVE, EFFECTIVE),
         ([f"SPECULATIVE_CONFIG={MTP}"], EFFECTIVE, EFFECTIVE),

@@ -9,6 +9,7 @@ import pytest
 from sm86.measure.compare import BETTER, CANNOT, NOTHING, WITHIN, WORSE, Measured, compare
 from sm86.record import Conditions, Verdict
 from sm86.spec import load_envelope
+from sm86.spec.envelope import PublishedRig
 
 ENVELOPE = load_envelope("sm86-80k-4seq")  # published: 120.1 tok/s
 GPU = {"name": "NVIDIA GeForce RTX 3090", "power_limit_w": 350.0, "default_power_limit_w": 350.0}
@@ -136,3 +137,15 @@ def test_no_number_and_nothing_published():
 def test_all_reasons_are_given_at_once():
     found = compare(ENVELOPE, replace(RIG, gpus=()), measured(cold=True, verify_state=None))
     assert len(found.reasons) == 3
+
+
+def test_the_published_rig_is_the_spec_s():
+    envelope = load_envelope("sm86-262k")
+    other = replace(envelope, published_rig=PublishedRig(8, "RTX A6000", 300.0))
+    assert compare(other, RIG, measured(59.6)).reasons == (
+        "the rig is 8 x NVIDIA GeForce RTX 3090, the published one 8 x RTX A6000",
+    )
+    unknown = compare(replace(envelope, published_rig=None), RIG, measured(59.6))
+    assert unknown.verdict == CANNOT and "the published rig is not known" in unknown.text
+    silent = replace(RIG, gpus=({"name": GPU["name"], "power_limit_w": 250.0},) * 8)
+    assert "limited to 250 W (350 W by default" in compare(envelope, silent, measured(59.6)).text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sm86.launch.overrides import PASS_THROUGH_NAMES
+from sm86.launch.overrides import IMAGE_ID, PASS_THROUGH_NAMES
 from sm86.render.service import LOCKS_VOLUME
 from sm86.spec import envelope_names, load_all
 from sm86.spec.argv import serve_argv
@@ -28,7 +28,8 @@ def test_environment_is_exactly_the_specs(clone: Clone, name: str) -> None:
     assert given == dict(clone.envelopes[name].environment)
     assert all(value != "" for value in environment.values())
     absent = {key for key, value in environment.items() if value is None}
-    assert absent <= set(PASS_THROUGH_NAMES)
+    assert absent <= {*PASS_THROUGH_NAMES, IMAGE_ID}
+    assert IMAGE_ID in absent, "whoever starts the container tells it which image it is"
 
 
 @pytest.mark.parametrize("name", ["sm86-262k", "synthetic"])

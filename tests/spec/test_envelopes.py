@@ -7,6 +7,7 @@ import pytest
 
 from sm86.spec import load_all, load_envelope, load_pins, load_proofs
 from sm86.spec.argv import serve_argv
+from sm86.spec.envelope import PublishedRig
 
 PUBLISHED = {
     "sm86-262k": (262_144, 1, 59.6, (59.6,)),
@@ -25,6 +26,7 @@ def test_published_envelopes(name):
     assert envelope.published is not None
     assert envelope.published.aggregate_tok_s == aggregate
     assert envelope.published.per_sequence_tok_s == each
+    assert envelope.published_rig == PublishedRig(8, "RTX 3090", 350.0)
     assert envelope.serve.served_model_name == f"ablit-w4a16-{name}-cudagraph"
 
 

@@ -21,13 +21,13 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "NCCL init stall",
         "the GPUs do not find each other: nothing since NCCL was named, for {seconds} s",
-        'try NCCL_P2P_DISABLE = "1" under [environment] of the envelope (and render); if that helps, see IOMMU, ACS',
+        "try --override NCCL_P2P_DISABLE=1; if that helps, see IOMMU, ACS",
         sees=_stalled,
     ),
     Kind(
         "NCCL error",
         "NCCL failed: {found}",
-        'for its reason set NCCL_DEBUG = "INFO" under [environment] of the envelope, and render; see IOMMU, ACS, P2P',
+        "for its reason start once with --override NCCL_DEBUG=INFO; see IOMMU, ACS, P2P",
         (
             r"NCCL (?:error|WARN .*(?:failed|failure))",
             r"nccl(?:System|Internal|Remote|UnhandledCuda|InvalidUsage|InvalidArgument)Error?\b",
