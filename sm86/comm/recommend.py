@@ -49,12 +49,13 @@ def recommend(rows: Sequence[Row], sizes: Sequence[int], calls: int, mark: str =
     best = min(better, key=lambda row: (row.setting.changes, sum(row.timings[size].median for size in wanted)))
     gains = tuple(gain for size in wanted if (gain := gain_of(best, base, size, calls)) is not None)
     reasons = [f"{best.setting.words}: at {words} no other setting is faster beyond the spread"]
-    reasons += [
-        f"{size_words(gain.size)}: {best.timings[gain.size].median:.2f} us against "
-        f"{base.timings[gain.size].median:.2f} us; {gain.calls} calls make {gain.ms:+.2f} ms of a step"
-        f" ({gain.least_ms:+.2f} to {gain.most_ms:+.2f})"
-        for gain in gains
-    ]
+    for gain in gains:
+        own, other = best.timings[gain.size].median, base.timings[gain.size].median
+        change = f"{abs(gain.ms):.2f} ms {'shorter' if gain.ms >= 0 else 'longer'}"
+        reasons.append(
+            f"{size_words(gain.size)}: {own:.2f} us against {other:.2f} us; a step of {gain.calls} calls gets {change} "
+            f"(the repeats allow {gain.least_ms:.2f} to {gain.most_ms:.2f})"
+        )
     equal = sorted(name for name in common if name not in (best.setting.name, BASELINE))
     if equal:
         reasons.append(f"within the spread of it: {', '.join(equal)}")
