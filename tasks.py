@@ -180,14 +180,15 @@ def bench(
         "port": PORT,
         "offline-base": "make the base image from Debian packages, without a registry",
         "keep": "leave the server running",
+        "dry-run": DRY_RUN,
         "json": JSON,
     }
 )
-def demo(_, engine="docker", port=None, offline_base=False, keep=False, json=False):
+def demo(_, engine="docker", port=None, offline_base=False, keep=False, dry_run=False, json=False):
     """The whole product on a real engine, no GPU needed: build, boot, verify, bench, one report."""
     from sm86.cli import demo as cli
 
-    _end(lambda: cli.demo(engine, port, offline_base, keep, json))
+    _end(lambda: cli.demo(engine, port, offline_base, keep, json, dry_run))
 
 
 @task(
@@ -460,20 +461,26 @@ def image_digest(_, image, out=None, json=False):
     _end(lambda: cli.digest(image, out, json))
 
 
-@task(name="save", help={"image": "tag or id", "archive": "file to write; its checksum goes beside it"})
-def image_save(_, image, archive):
+@task(
+    name="save",
+    help={"image": "tag or id", "archive": "file to write; its checksum goes beside it", "dry-run": DRY_RUN},
+)
+def image_save(_, image, archive, dry_run=False):
     """Write an image and its checksum to files, for a rig that reaches no registry."""
     from sm86.cli import image as cli
 
-    _end(lambda: cli.save(image, archive))
+    _end(lambda: cli.save(image, archive, dry_run))
 
 
-@task(name="load", help={"archive": "file that image.save wrote, with its checksum beside it"})
-def image_load(_, archive):
+@task(
+    name="load",
+    help={"archive": "file that image.save wrote, with its checksum beside it", "dry-run": DRY_RUN},
+)
+def image_load(_, archive, dry_run=False):
     """Load an image whose checksum is right."""
     from sm86.cli import image as cli
 
-    _end(lambda: cli.load(archive))
+    _end(lambda: cli.load(archive, dry_run))
 
 
 LADDER_HELP = {

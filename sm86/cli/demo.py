@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json as json_module
+import shlex
 import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm86.cli import boot, boot_view
 from sm86.cli.engines import ROOT, open_engine
@@ -32,13 +33,16 @@ def demo(
     offline_base: bool = False,
     keep: bool = False,
     json: bool = False,
+    dry_run: bool = False,
 ) -> int:
-    """Build, boot, verify, benchmark and report the embedded default.
+    """Build, boot, verify, benchmark and report the embedded default. dry_run: say with what, do nothing.
 
     Exit code 0: it served, its log proves every rule, and the text is coherent; 1: one of these is not so; 2: it
     could not run. The server is stopped at the end, also after a fault, unless `keep`.
     """
     envelope = load_envelope(ENVELOPE)
+    if dry_run:
+        return _show_plan(envelope, engine, port, offline_base, keep, json)
     _build(engine, offline_base)
     server = open_engine(envelope, engine, port, to_start=True)
     if server.state().is_up:
@@ -70,15 +74,44 @@ def demo(
     return EXIT_OK if good else EXIT_FINDING
 
 
+def _show_plan(
+    envelope: Envelope, engine: str, port: str | int | None, offline_base: bool, keep: bool, json: bool
+) -> int:
+    server = open_engine(envelope, engine, port, dry_run=True)
+    steps = []
+    if engine == "docker":
+        plan, _ = _build_plan(offline_base)
+        if plan.make_base:
+            steps.append(f"make the base image {plan.build.base} from Debian packages (debootstrap)")
+        steps.append(f"build: {shlex.join(plan.argv)}")
+    steps += [f"boot: {line}" for line in server.plan()]
+    steps.append(f"verify its log, and measure it {envelope.bench.repeats} times")
+    steps.append("leave it running" if keep else "stop it")
+    steps.append(f"write the records and the server's log into {results_dir() / ENVELOPE}")
+    if json:
+        values = {"schema": SCHEMA, "version": VERSION, "dry_run": True, "steps": steps}
+        print(json_module.dumps(values, indent=2))
+    else:
+        print("\n".join(steps))
+    return EXIT_OK
+
+
+def _build_plan(offline_base: bool) -> tuple[Any, Any]:
+    """The plan of the image's build, and the engine to build it with."""
+    from sm86.host import build as host
+
+    docker = host.engine()
+    request = host.Request("cpu", None, offline_base, None, False, False)
+    return host.plan(request, ROOT, docker, _say), docker
+
+
 def _build(engine: str, offline_base: bool) -> None:
     if engine != "docker":
         return
     from sm86.host import build as host
 
     _say("building the CPU image (the first time takes minutes)")
-    docker = host.engine()
-    request = host.Request("cpu", None, offline_base, None, False, False)
-    plan = host.plan(request, ROOT, docker, _say)
+    plan, docker = _build_plan(offline_base)
     for note in plan.notes:
         _say(note)
     host.build(plan, ROOT, docker, _say)

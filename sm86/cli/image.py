@@ -100,14 +100,18 @@ def digest(image: str, out: str | None = None, json: bool = False) -> int:
     return EXIT_OK
 
 
-def save(image: str, archive: str) -> int:
-    """Write an image and its checksum to files."""
+def save(image: str, archive: str, dry_run: bool = False) -> int:
+    """Write an image and its checksum to files. dry_run: say whether they would fit, write nothing."""
     from sm86.host.docker import require_engine
-    from sm86.host.image_archive import checksum_path
+    from sm86.host.image_archive import checksum_path, require_savable
     from sm86.host.image_archive import save as write
     from sm86.host.image_papers import write_papers
 
     docker = require_engine()
+    if dry_run:
+        size, free = require_savable(docker, image, Path(archive))
+        print(f"would write {image}, about {size / 1e9:.1f} GB, to {archive}; {free / 1e9:.1f} GB are free there")
+        return EXIT_OK
     digest = write(docker, image, Path(archive))
     print(f"{archive} holds {image}; SHA-256 {digest} (also in {checksum_path(Path(archive)).name})")
     try:
@@ -117,11 +121,15 @@ def save(image: str, archive: str) -> int:
     return EXIT_OK
 
 
-def load(archive: str) -> int:
-    """Load an image from an archive whose checksum is right."""
+def load(archive: str, dry_run: bool = False) -> int:
+    """Load an image from an archive whose checksum is right. dry_run: compare the checksum, load nothing."""
     from sm86.host.docker import require_engine
+    from sm86.host.image_archive import checked
     from sm86.host.image_archive import load as read
 
+    if dry_run:
+        print(f"would load {archive}; SHA-256 {checked(Path(archive))}")
+        return EXIT_OK
     print(f"loaded {archive}; SHA-256 {read(require_engine(), Path(archive))}")
     return EXIT_OK
 

@@ -23,16 +23,34 @@ def checksum_path(archive: Path) -> Path:
     return archive.with_name(archive.name + ".sha256")
 
 
-def save(docker: DockerGateway, image: str, archive: Path) -> str:
-    """Write the image and its checksum; returns the SHA-256. The archive appears whole or not at all.
+def require_savable(docker: DockerGateway, image: str, archive: Path) -> tuple[int, int]:
+    """Size of the image and free bytes where the archive would lie; nothing is written.
 
-    Raises CouldNotRun: no such image, too little room (said before anything is written), a full disk.
+    Raises CouldNotRun: no such image, a place that holds something else than a file, too little room.
     """
     facts = docker.image(image)
     if facts is None:
         raise CouldNotRun(f"there is no image {image}", "build it, or name one that `docker images` lists")
     if archive.exists() and not archive.is_file():
         raise CouldNotRun(f"{archive} is no regular file", "give the name of a file to write, such as image.tar")
+    place = archive.absolute().parent
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < facts.size + SPARE_BYTES:
+        raise CouldNotRun(
+            f"{archive.parent} has {free / 1e9:.1f} GB free, {image} needs {(facts.size + SPARE_BYTES) / 1e9:.1f} GB",
+            "choose another folder, or make room",
+        )
+    return facts.size, free
+
+
+def save(docker: DockerGateway, image: str, archive: Path) -> str:
+    """Write the image and its checksum; returns the SHA-256. The archive appears whole or not at all.
+
+    Raises CouldNotRun: what `require_savable` does, a folder that cannot be written to, a full disk.
+    """
+    require_savable(docker, image, archive)
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=archive.parent, prefix=f".{archive.name}.")
@@ -42,19 +60,13 @@ def save(docker: DockerGateway, image: str, archive: Path) -> str:
         ) from None
     os.close(handle)
     try:
-        return _write(docker, image, facts.size, archive, Path(temporary))
+        return _write(docker, image, archive, Path(temporary))
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
 
 
-def _write(docker: DockerGateway, image: str, size: int, archive: Path, temporary: Path) -> str:
-    free = shutil.disk_usage(archive.parent).free
-    if free < size + SPARE_BYTES:
-        raise CouldNotRun(
-            f"{archive.parent} has {free / 1e9:.1f} GB free, {image} needs {(size + SPARE_BYTES) / 1e9:.1f} GB",
-            "choose another folder, or make room",
-        )
+def _write(docker: DockerGateway, image: str, archive: Path, temporary: Path) -> str:
     digest = hashlib.sha256()
     try:
         with temporary.open("wb") as file:
@@ -68,10 +80,10 @@ def _write(docker: DockerGateway, image: str, size: int, archive: Path, temporar
     return digest.hexdigest()
 
 
-def load(docker: DockerGateway, archive: Path) -> str:
-    """Load an archive whose checksum is right; returns the SHA-256.
+def checked(archive: Path) -> str:
+    """The SHA-256 of an archive whose checksum is right.
 
-    Raises CouldNotRun: archive or checksum missing or unreadable, or they do not match; nothing is loaded then.
+    Raises CouldNotRun: archive or checksum missing or unreadable, or they do not match.
     """
     sums = checksum_path(archive)
     try:
@@ -85,6 +97,15 @@ def load(docker: DockerGateway, archive: Path) -> str:
         raise CouldNotRun(f"cannot read {archive} and its checksum: {why}", "copy both files again") from None
     if found != wanted:
         raise CouldNotRun(f"{archive} is damaged: its checksum is not the one in {sums.name}", "copy it again")
+    return found
+
+
+def load(docker: DockerGateway, archive: Path) -> str:
+    """Load an archive whose checksum is right; returns the SHA-256.
+
+    Raises CouldNotRun: what `checked` does, or an archive without an image; nothing is loaded then.
+    """
+    found = checked(archive)
     with open_regular(archive) as file:
         if not docker.image_import(file):
             raise CouldNotRun(f"{archive} holds no image", "save one with invoke image.save, then load that")
