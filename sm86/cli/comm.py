@@ -29,6 +29,8 @@ from sm86.spec import Envelope, load_all, load_envelope
 SCHEMA = "sm86.comm"
 VERSION = 1
 
+LOCK_FILE = Path(".cache/run/comm.lock")
+
 MAX_RANKS = 8
 MAX_SIZE = 16 * 1024 * 1024
 EMULATED_RANKS, EMULATED_SIZES, EMULATED_CALLS = 2, (8 * step.KIB, 32 * step.KIB), 8
@@ -68,9 +70,12 @@ def comm(
     check_dotenv()
     if dry_run:
         return _tell_plan(plan, engine, emulate, json)
-    plan, source, image_id = _source(plan, engine, python, emulate)
-    began, started = time.monotonic(), datetime.now(UTC)
-    runs = _measure(plan, source)
+    from sm86.host.comm_run import alone
+
+    with alone(ROOT / LOCK_FILE):
+        plan, source, image_id = _source(plan, engine, python, emulate)
+        began, started = time.monotonic(), datetime.now(UTC)
+        runs = _measure(plan, source)
     found = Matrix(plan, envelope, tuple(runs), emulate)
     record = found.record(started, time.monotonic() - began, image_id)
     path = save(record, Path(results_dir))

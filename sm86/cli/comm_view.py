@@ -70,6 +70,9 @@ class Matrix:
 
         out = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 160)
         out.print(self.headline, style="bold", soft_wrap=True)
+        others = numbers.company(self.facts)
+        if others:
+            out.print(f"note: {others}", soft_wrap=True)
         shown = table.shown_sizes(self.rows)
         if shown:
             out.print(table.table_title(self.mark, self.plan.device == CUDA), soft_wrap=True)
@@ -99,6 +102,7 @@ class Matrix:
             "ranks": self.plan.ranks,
             "calls_per_step": self.plan.calls,
             "facts": self.facts,
+            "company": numbers.company(self.facts),
             "rows": [row_json(row) for row in self.rows],
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
             "gains": [asdict(gain) for gain in self.gains],

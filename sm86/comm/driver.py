@@ -241,10 +241,13 @@ def _reason(answers: Sequence[Mapping[str, Any]], said: nccl_log.NcclSaid, missi
 
 def _facts(answers: Sequence[Mapping[str, Any]], said: nccl_log.NcclSaid) -> dict[str, Any]:
     told = [one.get("facts") or {} for one in answers]
-    facts: dict[str, Any] = {k: v for k, v in told[0].items() if k not in ("gpu", "capability", "peer_access")}
+    facts: dict[str, Any] = {
+        k: v for k, v in told[0].items() if k not in ("gpu", "capability", "peer_access", "used_mib")
+    }
     if any("gpu" in one for one in told):
         facts["gpus"] = [one.get("gpu") for one in told]
         facts["capability"] = [one.get("capability") for one in told]
+        facts["used_mib"] = [one.get("used_mib") for one in told]
         facts["peer_access"] = all(all(one.get("peer_access") or [False]) for one in told)
     if said.transports:
         facts["transports"] = dict(said.transports)

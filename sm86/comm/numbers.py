@@ -184,6 +184,20 @@ def gain_of(row: Row, base: Row, size: int, calls: int) -> Gain | None:
     )
 
 
+BUSY_MIB = 2048
+"""More than the contexts of eight ranks take; a server's weights are ten times as much."""
+
+
+def company(facts: Mapping[str, Any]) -> str:
+    """A line about GPUs that others use meanwhile; "" where none is seen."""
+    used = [mib for mib in facts.get("used_mib", ()) if isinstance(mib, int)]
+    busy = [rank for rank, mib in enumerate(used) if mib > BUSY_MIB]
+    if not busy:
+        return ""
+    ranks = ", ".join(map(str, busy))
+    return f"others use the GPUs of ranks {ranks} (up to {max(used)} MiB): these times may be theirs as well"
+
+
 def facts_of(runs: Sequence[Run]) -> dict[str, Any]:
     """What the ranks and NCCL told of the machine, merged: the first that is known of each."""
     facts: dict[str, Any] = {}

@@ -91,6 +91,7 @@ def _measured(order: Order) -> dict[str, Any]:
     store = dist.FileStore(order.store, order.ranks)
     dist.init_process_group("gloo", store=store, rank=order.rank, world_size=order.ranks)
     control = dist.group.WORLD
+    used = _used_mib(torch, order)
     path = paths.open_path(order.path, control, device, max(order.sizes))
     bench: Any = _Graphs(path, device) if order.device == "cuda" else _Loop(path)
     sizes = [size for size in order.sizes if path.takes(size)]
@@ -101,7 +102,7 @@ def _measured(order: Order) -> dict[str, Any]:
     dist.barrier(control)
     with contextlib.suppress(Exception):
         path.close()
-    return {"state": MEASURED, "cells": cells, "facts": _facts(order, torch)}
+    return {"state": MEASURED, "cells": cells, "facts": {**_facts(order, torch), **used}}
 
 
 def _size(order: Order, bench: Any, path: Any, control: Any, device: Any, size: int) -> dict[str, Any]:
@@ -255,6 +256,14 @@ def _digest(results: Any) -> bytes:
     import torch
 
     return hashlib.sha256(results.contiguous().view(torch.int16).cpu().numpy().tobytes()).digest()
+
+
+def _used_mib(torch: Any, order: Order) -> dict[str, Any]:
+    """Memory that others have on this rank's GPU (and this process's context): a sign of company."""
+    if order.device != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info(order.rank)
+    return {"used_mib": (total - free) // 2**20}
 
 
 def _facts(order: Order, torch: Any) -> dict[str, Any]:

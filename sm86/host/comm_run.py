@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import queue
 import signal
@@ -13,13 +14,31 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from sm86.errors import CheckFailed
+from sm86.errors import CheckFailed, CouldNotRun
 from sm86.host.docker import DockerGateway
 
 DRIVER = ("-P", "-m", "sm86.comm.driver")
 LABEL = "sm86.comm"
 TICK_S = 0.5
 END_S = 10.0
+
+
+@contextlib.contextmanager
+def alone(file: Path) -> Iterator[None]:
+    """One matrix at a time on this machine: two would measure each other. Raises CouldNotRun."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = file.open("w")
+    except OSError as error:
+        raise CouldNotRun(
+            f"cannot write {file}: {error.strerror}", "make the folder writable, or free some space"
+        ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise CouldNotRun("another invoke comm measures at this moment", "wait until it has ended") from None
+        yield
 
 
 def local_lines(python: Path, plan: str, search: Mapping[str, str], within_s: float) -> Generator[str]:

@@ -38,6 +38,11 @@ def _fields(run):
     return {name: getattr(run, name) for name in run.__slots__}
 
 
+@pytest.fixture(autouse=True)
+def own_lock(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(cli, "LOCK_FILE", tmp_path / "comm.lock")
+
+
 @pytest.fixture
 def recorded(monkeypatch):
     """The command with recorded runs in place of the driver's output."""
@@ -98,6 +103,15 @@ def test_the_whole_answer_of_recorded_runs(recorded, tmp_path, capsys) -> None:
     assert (number.value, number.unit, len(number.repeats)) == (3.6, "us", 3)
     assert {v.name: v.state for v in record.verdicts}["nccl-tree-ll128"] == "not applicable"
     assert record.conditions.image_id == "sha256:1"
+
+
+def test_gpus_that_others_use_are_noted(recorded, tmp_path, capsys) -> None:
+    recorded(runs({**GPUS, "used_mib": [400, 19000, *[400] * 6]}))
+    cli.comm(only=ONLY, results_dir=tmp_path)
+    assert "note: others use the GPUs of ranks 1 (up to 19000 MiB)" in capsys.readouterr().out
+    recorded(runs({**GPUS, "used_mib": [400] * 8}))
+    cli.comm(only=ONLY, results_dir=tmp_path)
+    assert "others use" not in capsys.readouterr().out
 
 
 def test_json_holds_the_same(recorded, tmp_path, capsys) -> None:

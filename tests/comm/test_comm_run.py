@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sm86.errors import CheckFailed
+from sm86.errors import CheckFailed, CouldNotRun
 from sm86.host import comm_run
 from sm86.host.comm_run import local_lines
 
@@ -52,6 +52,14 @@ def test_a_driver_that_hangs_is_ended(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(CheckFailed, match="did not end within"):
         list(local_lines(python, "{}", {}, 0.3))
     assert gone(tmp_path)
+
+
+def test_two_matrices_do_not_measure_each_other(tmp_path: Path) -> None:
+    file = tmp_path / "run" / "comm.lock"
+    with comm_run.alone(file), pytest.raises(CouldNotRun, match="another invoke comm"), comm_run.alone(file):
+        raise AssertionError
+    with comm_run.alone(file):
+        pass
 
 
 def test_an_interrupted_command_ends_the_driver(tmp_path: Path) -> None:
