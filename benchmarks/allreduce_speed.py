@@ -129,7 +129,7 @@ class Measure:
         }
         if self.nccl is not None:
             calls["nccl"] = partial(self.nccl.all_reduce, source, target)
-        return shown(times_of(self.exchange, calls, replays=self.replays))
+        return shown(times_of(self.exchange, calls, replays=self.replays, alive=self.reduce.check_now))
 
     def _best(self, size: int, table: Table) -> dict[str, Callable[[], Any]]:
         source, target = self._tensors(size)
@@ -159,6 +159,7 @@ class Measure:
                     call()
                 end.record()
                 end.synchronize()
+                self.reduce.check_now()
                 if replay >= 2:
                     took[name].append(begin.elapsed_time(end) * 1000 / CALLS_PER_GRAPH)
         everybody = self.exchange.gather({name: _quartiles(values) for name, values in took.items()})
@@ -176,7 +177,7 @@ class Measure:
 
         calls = {name: partial(behind_work, call) for name, call in self._best(size, table).items()}
         calls["work alone"] = partial(torch.cuda._sleep, GAP_CYCLES)
-        times = times_of(self.exchange, calls, per_graph=30, replays=self.replays)
+        times = times_of(self.exchange, calls, 30, self.replays, self.reduce.check_now)
         alone = times.pop("work alone").median
         result = shown(times)
         for row in result.values():

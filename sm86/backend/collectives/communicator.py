@@ -259,6 +259,13 @@ class HostAllReduce:
         if self._handle is None:
             raise RuntimeError("the host all-reduce is closed")
 
+    def check_now(self) -> None:
+        """`check` without the watching thread's delay: for who has just waited for the GPU."""
+        self.check()
+        stopped, verdict = self.status()
+        if stopped:
+            raise CollectiveFailed(verdict, self.timeout_s)
+
     def abort(self) -> None:
         """End every rank's waits now."""
         if self._map is not None:

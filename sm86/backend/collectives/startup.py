@@ -105,8 +105,11 @@ def start(
         try:
             reduce = make(exchange, device)
             choice = _try_out(mode, exchange, reduce, sizes, nccl)
-        except (SetupFailed, CollectiveFailed) as failed:
+        except SetupFailed as failed:
             choice = Choice(mode, NCCL, f"set-up failed: {failed}")
+        except RuntimeError as failed:
+            # raised on all ranks or none (`times_of`)
+            choice = Choice(mode, NCCL, f"it could not be timed: {failed}")
     if speaks:
         _report(choice, facts, reduce)
     if choice.way == NCCL and reduce is not None:
@@ -129,8 +132,8 @@ def _decide_without_gpu(mode: str, facts: Sequence[Mapping[str, Any]]) -> Choice
 def _try_out(mode: str, exchange: Exchange, reduce: HostAllReduce, sizes: Sequence[int], nccl: trial.Reduce) -> Choice:
     try:
         found = trial.check_values(reduce, sorted({1024, *sizes, MAX_BYTES}))
-    except CollectiveFailed as failed:
-        found = str(failed)
+    except RuntimeError as failed:
+        found = str(failed)  # a peer that did not come, no memory, a launch that CUDA refused
     wrong = [text for text in exchange.gather(found) if text]
     if wrong:
         return Choice(mode, NCCL, f"the value check failed: {wrong[0]}")

@@ -111,12 +111,29 @@ def times_of(
     calls: Mapping[str, Callable[[], Any]],
     per_graph: int = CALLS_PER_GRAPH,
     replays: int = 20,
+    alive: Callable[[], None] = lambda: None,
 ) -> dict[str, Times]:
     """Each call inside a graph of `per_graph`, the graphs replayed in turn. Collective: equal on all ranks.
 
     Before each measured replay the ranks meet in one call of the same kind and spin, so that neither another rank's
-    lateness nor the launch is in the number.
+    lateness nor the launch is in the number. `alive` raises when the group has failed, so that no rank goes on to
+    a call of another kind that the others will not make. Raises RuntimeError on all ranks when one could not measure.
     """
+    mine: dict[str, list[float]] | str
+    try:
+        mine = {name: _quartiles(took) for name, took in _replayed(calls, per_graph, replays, alive).items()}
+    except RuntimeError as error:
+        mine = str(error) or type(error).__name__
+    everybody = exchange.gather(mine)
+    faults = [one for one in everybody if isinstance(one, str)]
+    if faults:
+        raise RuntimeError(faults[0])
+    return {name: Times(*(max(one[name][k] for one in everybody) for k in range(3))) for name in calls}
+
+
+def _replayed(
+    calls: Mapping[str, Callable[[], Any]], per_graph: int, replays: int, alive: Callable[[], None]
+) -> dict[str, list[float]]:
     import torch
 
     for call in calls.values():
@@ -132,11 +149,10 @@ def times_of(
             graphs[name].replay()
             end.record()
             end.synchronize()
+            alive()
             if replay >= 2:
                 took[name].append(begin.elapsed_time(end) * 1000 / per_graph)
-    mine = {name: _quartiles(values) for name, values in took.items()}
-    everybody = exchange.gather(mine)
-    return {name: Times(*(max(one[name][k] for one in everybody) for k in range(3))) for name in calls}
+    return took
 
 
 def _quartiles(values: list[float]) -> list[float]:
@@ -160,7 +176,7 @@ def best_plans(
             calls[plan.name] = partial(reduce.all_reduce, source, target, plan)
         for name, way in (other or {}).items():
             calls[name] = partial(way, source, target)
-        table[size] = times_of(reduce.exchange, calls, replays=replays)
+        table[size] = times_of(reduce.exchange, calls, replays=replays, alive=reduce.check_now)
     return table
 
 

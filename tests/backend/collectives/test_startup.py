@@ -48,6 +48,7 @@ def run(
     peer_on: int = -1,
     wrong_on: int = -1,
     fails: bool = False,
+    untimed: bool = False,
     nccl_us: float = 50.0,
     sizes: tuple[int, ...] = (8192, 32768),
     world: int = 3,
@@ -61,9 +62,13 @@ def run(
         "check_values",
         lambda reduce, sizes: "two-shot, 8192 bytes" if reduce.exchange.rank == wrong_on else None,
     )
-    monkeypatch.setattr(
-        trial, "best_plans", lambda reduce, sizes, other: {size: times(size, world, 10, nccl_us) for size in sizes}
-    )
+
+    def best_plans(reduce: Any, sizes: Any, other: Any) -> Any:
+        if untimed:
+            raise RuntimeError("CUDA error: out of memory")
+        return {size: times(size, world, 10, nccl_us) for size in sizes}
+
+    monkeypatch.setattr(trial, "best_plans", best_plans)
 
     def make(exchange: Any, device: int) -> Reduce:
         if fails:
@@ -108,6 +113,7 @@ def test_host_memory_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         ({"fails": True}, "set-up failed: registering the segment", False),
         ({"wrong_on": 1}, "the value check failed: two-shot, 8192 bytes", True),
         ({"nccl_us": 10.0}, "NCCL is as fast", True),
+        ({"untimed": True}, "could not be timed: CUDA error: out of memory", True),
         ({"sizes": ()}, "no decode message", True),
     ],
 )
@@ -147,3 +153,31 @@ def test_words_of_every_verdict() -> None:
     assert late.words(60.0) == "rank 0 waited 60 s for ranks (2, 5) in call 12 (two-shot, 8192 bytes)"
     assert "gave the group up" in Verdict(4, 3, 0, (), None, 0).words(1.0)
     assert "no record says why" in str(CollectiveFailed(None, 1.0))
+
+
+def test_a_rank_that_cannot_measure_stops_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replayed(calls: Any, per_graph: int, replays: int, alive: Any) -> dict[str, list[float]]:
+        alive()
+        return {name: [1.0, 2.0, 3.0, 4.0] for name in calls}
+
+    monkeypatch.setattr(trial, "_replayed", replayed)
+
+    def one(rank: int, broken: int) -> Any:
+        exchange = SocketExchange(tmp_path / f"meet{broken}", rank, 2)
+
+        def alive() -> None:
+            if rank == broken:
+                raise CollectiveFailed(VERDICT, 60.0)
+
+        try:
+            return trial.times_of(exchange, {"a": print}, alive=alive)
+        except RuntimeError as error:
+            return str(error)
+        finally:
+            exchange.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        words = list(pool.map(one, (0, 1), (1, 1)))
+        assert words[0] == words[1] and "rank 1 has ended" in words[0]
+        fine = list(pool.map(one, (0, 1), (9, 9)))
+    assert fine[0] == fine[1] == {"a": trial.Times(2.5, 1.25, 3.75)}
