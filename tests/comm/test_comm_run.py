@@ -6,12 +6,14 @@ import os
 import stat
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sm86.errors import CheckFailed, CouldNotRun
 from sm86.host import comm_run
 from sm86.host.comm_run import local_lines
+from sm86.host.docker import DockerGateway
 
 
 def interpreter(tmp_path: Path, body: str) -> Path:
@@ -68,3 +70,64 @@ def test_an_interrupted_command_ends_the_driver(tmp_path: Path) -> None:
     assert next(lines) == "one"
     lines.close()
     assert gone(tmp_path)
+
+
+class Api:
+    """The SDK's low-level API, as far as a throw-away container needs it."""
+
+    def __init__(self, code: int = 0, chunks: tuple[bytes, ...] = (b"one\ntwo\n",)) -> None:
+        self.code, self.chunks = code, chunks
+        self.host: dict[str, object] = {}
+        self.made: dict[str, object] = {}
+        self.removed: list[tuple[str, bool]] = []
+
+    def create_host_config(self, **given: object) -> dict[str, object]:
+        self.host = given
+        return given
+
+    def create_container(self, image: str, **given: object) -> dict[str, str]:
+        self.made = {"image": image, **given}
+        return {"Id": "c1"}
+
+    def start(self, container: str) -> None: ...
+
+    def remove_container(self, container: str, v: bool, force: bool) -> None:
+        self.removed.append((container, force))
+
+
+def gateway(api: Api) -> DockerGateway:
+    class Docker(DockerGateway):
+        def log_stream(self, name, follow, since=None, tail=None):
+            return iter(api.chunks if follow else (b"its last words\n",))
+
+        def container(self, name):
+            return SimpleNamespace(is_up=False, exit_code=api.code)
+
+    return Docker(SimpleNamespace(api=api), SimpleNamespace(endpoint="unix:///x"))  # type: ignore[arg-type]
+
+
+def test_a_container_with_all_gpus_and_the_services_limits_is_removed_at_the_end() -> None:
+    pytest.importorskip("docker")
+    api = Api()
+    assert list(comm_run.container_lines(gateway(api), "img", "PLAN", True, 60)) == ["one", "two"]
+    assert api.made["entrypoint"] == ["python3"]
+    assert api.made["command"] == ["-P", "-m", "sm86.comm.driver", "PLAN"]
+    assert api.host["ipc_mode"] == "host" and api.host["network_mode"] == "none"
+    assert api.host["device_requests"] and api.host["cap_drop"] == ["ALL"]
+    assert api.removed == [("c1", True)]
+    cpu = Api()
+    list(comm_run.container_lines(gateway(cpu), "img", "PLAN", False, 60))
+    assert cpu.host["device_requests"] is None and cpu.host["ipc_mode"] is None
+
+
+def test_a_container_that_fails_or_is_left_is_removed_too() -> None:
+    pytest.importorskip("docker")
+    api = Api(code=3)
+    with pytest.raises(CheckFailed, match="exit code 3") as caught:
+        list(comm_run.container_lines(gateway(api), "img", "PLAN", True, 60))
+    assert caught.value.evidence == ("its last words",) and api.removed == [("c1", True)]
+    left = Api()
+    lines = comm_run.container_lines(gateway(left), "img", "PLAN", True, 60)
+    next(lines)
+    lines.close()
+    assert left.removed == [("c1", True)]
