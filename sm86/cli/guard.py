@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
+from sm86.cli.interrupt import begun
 from sm86.errors import EXIT_COULD_NOT_RUN, EXIT_INTERRUPTED, CouldNotRun, Sm86Error
 
 TRACEBACK_VARIABLE = "SM86_TRACEBACK"
@@ -22,6 +23,7 @@ def guard(call: Callable[[], int]) -> int:
 
     A fault of the program itself (any other exception) is told as such; SM86_TRACEBACK=1 shows where.
     """
+    begun()
     # a name in a log that the terminal's encoding cannot show must not end the command
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from sm86.cli.interrupt import watch_start
+
 
 def install() -> None:
     """Let invoke's argument parser end the program with code 2, its own words and a mend.
 
-    Called when tasks.py is loaded, which is before invoke parses the tasks' arguments.
+    Called when tasks.py is loaded, which is before invoke parses the tasks' arguments. An interrupt between the two is
+    taken care of as well.
     """
+    watch_start()
     from invoke.exceptions import Exit, ParseError
     from invoke.parser import Parser
 
