@@ -100,6 +100,8 @@ def _stacks(axes: Any, chart: Stacks) -> None:
             axes.barh(place, value, left=left, height=0.6, color=COLOURS[names.index(name) % len(COLOURS)])
             left += value
         said = f"{amount(left)} {chart.unit}"
+        if chart.limit is not None and left < chart.limit[0] < left * 1.15:
+            left = chart.limit[0]  # the words would stand across the line
         axes.annotate(_text(said), (left, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9)
     if chart.limit is not None:
         axes.axvline(chart.limit[0], color=COLOURS[7], linestyle="--", linewidth=1.5)
