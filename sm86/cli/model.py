@@ -109,7 +109,7 @@ def fetch(
     from sm86.host.hub_token import find_token
 
     model = _model(envelope)
-    target = Path(to) if to else _models_folder() / model.folder
+    target = Path(to) if to else _models_folder(model)
     if target.exists():
         place = locate(target)
         if place.layout == HUB_CACHE:
@@ -184,11 +184,15 @@ def _wanted(model: Model) -> Wanted:
     )
 
 
-def _models_folder() -> Path:
+def _models_folder(model: Model) -> Path:
+    """Where the envelopes look for it: below the clone's models/, or where the shell or `.env` says."""
+    from sm86.cli import engines
     from sm86.host.settings import effective, read_dotenv
-    from sm86.render.variables import MODELS_DIR
+    from sm86.render.variables import MODEL, MODELS_DIR, MODELS_DIR_DEFAULT
 
-    return Path(effective(MODELS_DIR, os.environ, read_dotenv(Path(".env")), "models")).expanduser()
+    dotenv = read_dotenv(engines.ROOT / ".env")
+    models = Path(effective(MODELS_DIR, os.environ, dotenv, MODELS_DIR_DEFAULT)).expanduser()
+    return engines.ROOT / models / effective(MODEL, os.environ, dotenv, model.folder)
 
 
 def _lock_of(place: Place, given: str | None) -> Lock | None:

@@ -16,6 +16,7 @@ from sm86.cli.guard import whole_number
 from sm86.errors import EXIT_FINDING, EXIT_OK, CheckFailed, CouldNotRun
 from sm86.record import Number, Record, Verdict, save
 from sm86.record.store import RESULTS_DIR
+from sm86.record.store import results_dir as place
 from sm86.spec import Envelope, load_envelope
 from sm86.trace.capture import (
     SETTLED_TOKENS,
@@ -70,7 +71,9 @@ def capture(
     profiler = running_profiler(envelope, server, engine)
     shape = shape_of(profiler, envelope.serve.sequences, envelope.serve.context, wanted)
     started = datetime.now(UTC)
-    folder = Path(out) if out is not None else Path(results_dir) / envelope.name / f"{started:%Y%m%dT%H%M%SZ}-trace"
+    folder = (
+        Path(out) if out is not None else place(Path(results_dir)) / envelope.name / f"{started:%Y%m%dT%H%M%SZ}-trace"
+    )
     if dry_run:
         print("\n".join(_plan_lines(envelope, server, profiler, shape, folder)))
         return EXIT_OK

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sm86.cli import model
+from sm86.cli import engines, model
 from sm86.cli.guard import guard
 from sm86.launch.checks import require_model
 from sm86.weights.folder import look
@@ -197,7 +197,8 @@ def test_fetch_pins_locks_and_can_be_checked(hub: StandIn, tmp_path: Path, capsy
 def test_the_default_folder_is_the_envelope_s(
     hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engines, "ROOT", tmp_path)
+    monkeypatch.delenv("SM86_MODEL", raising=False)
     monkeypatch.setenv("SM86_MODELS_DIR", str(tmp_path / "elsewhere"))
     assert model.fetch(dry_run=True, json=True) == 0
     values = json.loads(capsys.readouterr().out)
@@ -208,6 +209,9 @@ def test_the_default_folder_is_the_envelope_s(
     (tmp_path / ".env").write_text("SM86_MODELS_DIR=/from/dotenv\n")
     model.fetch(dry_run=True)
     assert f"into /from/dotenv/{MODEL.folder}" in capsys.readouterr().out
+    (tmp_path / ".env").write_text("SM86_MODEL=Mine\n")
+    model.fetch(dry_run=True)
+    assert f"into {tmp_path / 'models' / 'Mine'}" in capsys.readouterr().out
 
 
 def test_a_lock_pins_the_next_fetch(hub: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
