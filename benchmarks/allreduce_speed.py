@@ -67,7 +67,7 @@ def rank_main(rank: int, world: int, meet: Path, sizes: list[int], replays: int)
 
     torch.cuda.set_device(0)
     exchange = SocketExchange(meet, rank, world)
-    reduce = HostAllReduce(exchange, 0)
+    reduce = HostAllReduce(exchange, 0, timeout_s=60.0)
     nccl = Nccl(exchange)
     facts = {
         "gpu": torch.cuda.get_device_name(0),
@@ -94,7 +94,7 @@ def rank_main(rank: int, world: int, meet: Path, sizes: list[int], replays: int)
         }
     reduce.close()
     if not wrong and 8 % world == 0 and world < 8:
-        with HostAllReduce(exchange, 0, local_ranks=8 // world) as eight:
+        with HostAllReduce(exchange, 0, timeout_s=60.0, local_ranks=8 // world) as eight:
             texts = [text for text in exchange.gather(trial.check_values(eight, [8 * KIB, 32 * KIB])) if text]
             result["wrong"] = texts
             one = Measure(exchange, eight, None, replays)
@@ -129,7 +129,7 @@ class Measure:
         }
         if self.nccl is not None:
             calls["nccl"] = partial(self.nccl.all_reduce, source, target)
-        return shown(times_of(self.exchange, calls, replays=self.replays, alive=self.reduce.check_now))
+        return shown(times_of(self.exchange, calls, replays=self.replays, group=self.reduce))
 
     def _best(self, size: int, table: Table) -> dict[str, Callable[[], Any]]:
         source, target = self._tensors(size)
@@ -177,7 +177,7 @@ class Measure:
 
         calls = {name: partial(behind_work, call) for name, call in self._best(size, table).items()}
         calls["work alone"] = partial(torch.cuda._sleep, GAP_CYCLES)
-        times = times_of(self.exchange, calls, 30, self.replays, self.reduce.check_now)
+        times = times_of(self.exchange, calls, 30, self.replays, self.reduce)
         alone = times.pop("work alone").median
         result = shown(times)
         for row in result.values():

@@ -24,7 +24,7 @@ def open_all_reduce(group: Any, device: Any, max_bytes: int) -> Any:
 
     index = device.index if device.index is not None else torch.cuda.current_device()
     most = max(1024, min(max_bytes, MAX_BYTES) // 256 * 256)
-    reduce = HostAllReduce(GroupExchange(group), index, most)
+    reduce = HostAllReduce(GroupExchange(group), index, most, timeout_s=60.0)
     sizes = [size for size in (1024 << k for k in range(8)) if size <= most]
     trial.tune(reduce, sizes)
     return reduce

@@ -29,8 +29,9 @@ from sm86.backend.refusal import Refused
 if TYPE_CHECKING:
     import torch
 
-TIMEOUT_S = 60.0
-"""How long a call waits for a peer that is alive. A process that has ended is noticed at once."""
+TIMEOUT_S = 300.0
+"""How long a call waits for a peer that is alive: longer than one rank may compile kernels at a first boot while the
+others have them. A process that has ended is noticed at once."""
 WATCH_S = 0.05
 
 

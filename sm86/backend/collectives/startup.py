@@ -130,13 +130,18 @@ def _decide_without_gpu(mode: str, facts: Sequence[Mapping[str, Any]]) -> Choice
 
 
 def _try_out(mode: str, exchange: Exchange, reduce: HostAllReduce, sizes: Sequence[int], nccl: trial.Reduce) -> Choice:
+    wrong, broken = None, None
     try:
-        found = trial.check_values(reduce, sorted({1024, *sizes, MAX_BYTES}))
+        wrong = trial.check_values(reduce, sorted({1024, *sizes, MAX_BYTES}))
     except RuntimeError as failed:
-        found = str(failed)  # a peer that did not come, no memory, a launch that CUDA refused
-    wrong = [text for text in exchange.gather(found) if text]
-    if wrong:
-        return Choice(mode, NCCL, f"the value check failed: {wrong[0]}")
+        # a peer that did not come, no memory, a launch that CUDA refused: the others need not wait for this rank
+        broken = str(failed)
+        reduce.abort()
+    found = exchange.gather([wrong, broken])
+    for text in (one[1] for one in found if one[1]):
+        return Choice(mode, NCCL, f"it could not be tried out: {text}")
+    for text in (one[0] for one in found if one[0]):
+        return Choice(mode, NCCL, f"the value check failed: {text}")
     if not sizes:
         return Choice(mode, NCCL, f"no decode message lies between {MIN_BYTES} and {MAX_BYTES} bytes")
     table = trial.best_plans(reduce, sizes, {NCCL: nccl})
@@ -149,7 +154,8 @@ def _report(choice: Choice, facts: Sequence[Mapping[str, Any]], reduce: HostAllR
     say("ranks", len(facts))
     say("peer_access", any(fact["peer_access"] for fact in facts))
     if reduce is not None:
-        say("values", "not equal" if "value check" in choice.reason else "equal to the last bit")
+        if choice.table or "value check" in choice.reason:
+            say("values", "not equal" if "value check" in choice.reason else "equal to the last bit")
         say("timeout_s", reduce.timeout_s)
     for row in choice.table:
         say("measured", row.entry())

@@ -111,19 +111,21 @@ def times_of(
     calls: Mapping[str, Callable[[], Any]],
     per_graph: int = CALLS_PER_GRAPH,
     replays: int = 20,
-    alive: Callable[[], None] = lambda: None,
+    group: HostAllReduce | None = None,
 ) -> dict[str, Times]:
     """Each call inside a graph of `per_graph`, the graphs replayed in turn. Collective: equal on all ranks.
 
     Before each measured replay the ranks meet in one call of the same kind and spin, so that neither another rank's
-    lateness nor the launch is in the number. `alive` raises when the group has failed, so that no rank goes on to
-    a call of another kind that the others will not make. Raises RuntimeError on all ranks when one could not measure.
+    lateness nor the launch is in the number. Raises RuntimeError on all ranks when one could not measure: it ends the
+    waits of `group`, whose failure the others see before they go on to a call that nobody else will make.
     """
     mine: dict[str, list[float]] | str
     try:
-        mine = {name: _quartiles(took) for name, took in _replayed(calls, per_graph, replays, alive).items()}
+        mine = {name: _quartiles(took) for name, took in _replayed(calls, per_graph, replays, group).items()}
     except RuntimeError as error:
         mine = str(error) or type(error).__name__
+        if group is not None:
+            group.abort()
     everybody = exchange.gather(mine)
     faults = [one for one in everybody if isinstance(one, str)]
     if faults:
@@ -132,7 +134,7 @@ def times_of(
 
 
 def _replayed(
-    calls: Mapping[str, Callable[[], Any]], per_graph: int, replays: int, alive: Callable[[], None]
+    calls: Mapping[str, Callable[[], Any]], per_graph: int, replays: int, group: HostAllReduce | None
 ) -> dict[str, list[float]]:
     import torch
 
@@ -149,7 +151,8 @@ def _replayed(
             graphs[name].replay()
             end.record()
             end.synchronize()
-            alive()
+            if group is not None:
+                group.check_now()
             if replay >= 2:
                 took[name].append(begin.elapsed_time(end) * 1000 / per_graph)
     return took
@@ -176,7 +179,7 @@ def best_plans(
             calls[plan.name] = partial(reduce.all_reduce, source, target, plan)
         for name, way in (other or {}).items():
             calls[name] = partial(way, source, target)
-        table[size] = times_of(reduce.exchange, calls, replays=replays, alive=reduce.check_now)
+        table[size] = times_of(reduce.exchange, calls, replays=replays, group=reduce)
     return table
 
 

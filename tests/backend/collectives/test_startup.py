@@ -27,6 +27,9 @@ class Reduce:
     def close(self) -> None:
         self.closed = True
 
+    def abort(self) -> None:
+        self.aborted = True
+
 
 class Message:
     def __init__(self, size: int) -> None:
@@ -47,6 +50,7 @@ def run(
     modes: dict[int, str] | None = None,
     peer_on: int = -1,
     wrong_on: int = -1,
+    out_of_memory_on: int = -1,
     fails: bool = False,
     untimed: bool = False,
     nccl_us: float = 50.0,
@@ -57,11 +61,13 @@ def run(
     local = threading.local()
     made: dict[int, Reduce] = {}
     monkeypatch.setattr(startup, "has_peer_access", lambda device, environment: device == peer_on)
-    monkeypatch.setattr(
-        trial,
-        "check_values",
-        lambda reduce, sizes: "two-shot, 8192 bytes" if reduce.exchange.rank == wrong_on else None,
-    )
+
+    def check_values(reduce: Any, sizes: Any) -> str | None:
+        if reduce.exchange.rank == out_of_memory_on:
+            raise RuntimeError("CUDA error: out of memory")
+        return "two-shot, 8192 bytes" if reduce.exchange.rank == wrong_on else None
+
+    monkeypatch.setattr(trial, "check_values", check_values)
 
     def best_plans(reduce: Any, sizes: Any, other: Any) -> Any:
         if untimed:
@@ -112,6 +118,7 @@ def test_host_memory_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         ({"modes": {1: "0"}}, "told different things", False),
         ({"fails": True}, "set-up failed: registering the segment", False),
         ({"wrong_on": 1}, "the value check failed: two-shot, 8192 bytes", True),
+        ({"out_of_memory_on": 2}, "could not be tried out: CUDA error: out of memory", True),
         ({"nccl_us": 10.0}, "NCCL is as fast", True),
         ({"untimed": True}, "could not be timed: CUDA error: out of memory", True),
         ({"sizes": ()}, "no decode message", True),
@@ -156,21 +163,29 @@ def test_words_of_every_verdict() -> None:
 
 
 def test_a_rank_that_cannot_measure_stops_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def replayed(calls: Any, per_graph: int, replays: int, alive: Any) -> dict[str, list[float]]:
-        alive()
+    aborted: list[int] = []
+
+    class Group:
+        def __init__(self, rank: int, broken: int) -> None:
+            self.rank, self.broken = rank, broken
+
+        def check_now(self) -> None:
+            if self.rank == self.broken:
+                raise CollectiveFailed(VERDICT, 60.0)
+
+        def abort(self) -> None:
+            aborted.append(self.rank)
+
+    def replayed(calls: Any, per_graph: int, replays: int, group: Any) -> dict[str, list[float]]:
+        group.check_now()
         return {name: [1.0, 2.0, 3.0, 4.0] for name in calls}
 
     monkeypatch.setattr(trial, "_replayed", replayed)
 
     def one(rank: int, broken: int) -> Any:
         exchange = SocketExchange(tmp_path / f"meet{broken}", rank, 2)
-
-        def alive() -> None:
-            if rank == broken:
-                raise CollectiveFailed(VERDICT, 60.0)
-
         try:
-            return trial.times_of(exchange, {"a": print}, alive=alive)
+            return trial.times_of(exchange, {"a": print}, group=Group(rank, broken))  # type: ignore[arg-type]
         except RuntimeError as error:
             return str(error)
         finally:
@@ -179,5 +194,6 @@ def test_a_rank_that_cannot_measure_stops_all_of_them(tmp_path: Path, monkeypatc
     with ThreadPoolExecutor(2) as pool:
         words = list(pool.map(one, (0, 1), (1, 1)))
         assert words[0] == words[1] and "rank 1 has ended" in words[0]
+        assert aborted == [1], "the others' waits end"
         fine = list(pool.map(one, (0, 1), (9, 9)))
     assert fine[0] == fine[1] == {"a": trial.Times(2.5, 1.25, 3.75)}
