@@ -124,7 +124,7 @@ def _rig(envelope: Envelope, dotenv: dict[str, str], root: Path) -> tuple[Path, 
     if not model.is_dir():
         raise CouldNotRun(
             f"there is no model at {model}",
-            f"download {envelope.model.repository} there, or set {MODELS_DIR} to the folder that has {folder}",
+            f"invoke model.fetch fetches it, or set {MODELS_DIR} to the folder that has {folder}",
         )
     return Path(sys.executable), model
 

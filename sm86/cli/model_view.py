@@ -22,21 +22,26 @@ LINE_S = 30.0
 SHOWN_FILES = 80
 
 
+def _out(text: str) -> None:
+    """A line on stdout. Names in it come from files and hubs: control characters are not sent to the terminal."""
+    print("".join(sign if sign.isprintable() else "?" for sign in text))
+
+
 def show(seen: Inspection, repository: str, provenance: str) -> None:
     """The report of one checkpoint."""
     place = seen.place
-    print(f"{place.folder}: {seen.tensors:,} tensors, {seen.weight_bytes / 2**30:,.2f} GiB of weights ({place.layout})")
-    print(f"  provenance  {provenance}")
-    print(f"  repository  {seen.repository or f'not known; the envelopes mean {repository}'}")
-    print(f"  revision    {seen.revision or 'not known'}")
-    print(f"  model hash  {seen.found.sha256 or 'not known: the headers could not all be read'}")
+    _out(f"{place.folder}: {seen.tensors:,} tensors, {seen.weight_bytes / 2**30:,.2f} GiB of weights ({place.layout})")
+    _out(f"  provenance  {provenance}")
+    _out(f"  repository  {seen.repository or f'not known; the envelopes mean {repository}'}")
+    _out(f"  revision    {seen.revision or 'not known'}")
+    _out(f"  model hash  {seen.found.sha256 or 'not known: the headers could not all be read'}")
     for finding in seen.findings:
-        print(f"  {finding.state:<14}  {finding.rule}: {finding.text}")
+        _out(f"  {finding.state:<14}  {finding.rule}: {finding.text}")
         for line in finding.evidence:
-            print(f"                  | {line}")
+            _out(f"                  | {line}")
         if finding.state in (FAIL, NOT_SEEN) and finding.mend:
-            print(f"                  mend: {finding.mend}")
-    print(
+            _out(f"                  mend: {finding.mend}")
+    _out(
         "every check passes"
         if exit_code(seen.findings) == 0
         else "this is not the checkpoint as it should be: see above"
@@ -45,15 +50,15 @@ def show(seen: Inspection, repository: str, provenance: str) -> None:
 
 def show_todo(listing: Listing, todo: Todo, target: Path) -> None:
     """What a fetch would do."""
-    print(f"{listing.repository} at {listing.commit}, into {target}")
+    _out(f"{listing.repository} at {listing.commit}, into {target}")
     for file in todo.files[:SHOWN_FILES]:
-        print(f"  {file.size / 1e9:10.3f} GB  {file.name}")
+        _out(f"  {file.size / 1e9:10.3f} GB  {file.name}")
     if len(todo.files) > SHOWN_FILES:
-        print(f"  ... and {len(todo.files) - SHOWN_FILES} more")
+        _out(f"  ... and {len(todo.files) - SHOWN_FILES} more")
     for file in todo.present[:SHOWN_FILES]:
-        print(f"  {'there':>13}  {file.name}")
+        _out(f"  {'there':>13}  {file.name}")
     held = f", {todo.held / 1e9:.3f} GB of it already begun" if todo.held else ""
-    print(f"  {sum(file.size for file in todo.files) / 1e9:.3f} GB to fetch{held}; {todo.free / 1e9:.1f} GB are free")
+    _out(f"  {sum(file.size for file in todo.files) / 1e9:.3f} GB to fetch{held}; {todo.free / 1e9:.1f} GB are free")
 
 
 class Bar:

@@ -189,7 +189,7 @@ def _weight_files(path: Path) -> _Found:
 
 
 def _is_plain_name(name: str) -> bool:
-    return "/" not in name and "\0" not in name and name not in ("", ".", "..")
+    return "/" not in name and name.isprintable() and name not in ("", ".", "..")
 
 
 def _weight_names(path: Path) -> list[str]:

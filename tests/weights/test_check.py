@@ -251,6 +251,7 @@ FIRST, LAST = "model-00001-of-00003.safetensors", "model-00003-of-00003.safetens
         (break_index(lambda v: v["weight_map"].update({"a": "../x.safetensors"})), "index", "no file of this folder"),
         (break_index(lambda v: v["weight_map"].update({"a": "/etc/passwd"})), "index", "no file of this folder"),
         (break_index(lambda v: v["weight_map"].update({"a": "b\0"})), "index", "no file of this folder"),
+        (break_index(lambda v: v["weight_map"].update({"a": "\x1b[2J"})), "index", "no file of this folder"),
         (break_index(lambda v: v["weight_map"].update({NAME: LAST})), "index", "1 tensors are not in the file"),
         (break_index(lambda v: v["weight_map"].update({"more": FIRST})), "index", "1 tensors are not in the file"),
         (break_index(lambda v: v["weight_map"].pop(NAME)), "index", "1 tensors stand in the files and not"),

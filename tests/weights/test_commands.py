@@ -58,6 +58,15 @@ def test_check_says_what_it_is_and_where_it_comes_from(folder: Path, capsys: pyt
     assert "fail            config-values: " in out and f"mend: use {MODEL.repository}" in out
 
 
+def test_names_from_a_file_cannot_write_to_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made.write_shard(folder / "\x1b[2Jold.safetensors", {"\x1b[31mx": made.tensors_of(small())["norm.weight"]})
+    (folder / SHARD).unlink()
+    (folder / SHARD).symlink_to("\x1b]0;title\x07")
+    assert model.check(str(folder)) == 1
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "\x07" not in out and "?]0;title?" in out
+
+
 def test_the_hash_is_the_launcher_s(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What the launcher's manifest, and with it every record, calls the model by."""
     require_model(look(folder), MODEL)
@@ -165,6 +174,12 @@ def test_a_lock_file_that_would_wait_for_ever(folder: Path, capsys: pytest.Captu
     os.mkfifo(folder.with_name("m.lock.json"))
     assert guard(lambda: model.check(str(folder))) == 2
     assert "it is a FIFO, not a regular file" in capsys.readouterr().err
+
+
+@pytest.fixture(autouse=True)
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy of this machine knows nothing of a server of this test."""
+    monkeypatch.setenv("no_proxy", "*")
 
 
 @pytest.fixture

@@ -37,6 +37,12 @@ def contents() -> dict[str, bytes]:
     }
 
 
+@pytest.fixture(autouse=True)
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy of this machine knows nothing of a server of this test."""
+    monkeypatch.setenv("no_proxy", "*")
+
+
 @pytest.fixture
 def hub() -> Iterator[StandIn]:
     with stand_in.serving(contents()) as made:
