@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+STOPPED_WORDS = "host all-reduce stopped"
 ALGORITHMS = ("packets", "one-shot", "two-shot")
 FINE, TIMED_OUT, STOPPED, PEER_GONE, ABORTED = range(5)
 
@@ -47,7 +48,7 @@ class CollectiveFailed(RuntimeError):
 
     def __init__(self, verdict: Verdict | None, timeout_s: float) -> None:
         super().__init__(
-            "host all-reduce stopped: "
+            f"{STOPPED_WORDS}: "
             + (verdict.words(timeout_s) if verdict else "another rank ended the wait, and no record says why")
         )
         self.verdict = verdict

@@ -14,6 +14,7 @@ from sm86.backend.collectives import trial
 from sm86.backend.collectives.communicator import HostAllReduce
 from sm86.backend.collectives.decision import HOST, NCCL, Choice, choose, declined
 from sm86.backend.collectives.exchange import Exchange
+from sm86.backend.collectives.failure import STOPPED_WORDS as STOPPED
 from sm86.backend.collectives.failure import CollectiveFailed, SetupFailed
 from sm86.backend.collectives.plan import MAX_BYTES, MIN_BYTES
 from sm86.manifest import Value, format_entry
@@ -138,8 +139,11 @@ def _try_out(mode: str, exchange: Exchange, reduce: HostAllReduce, sizes: Sequen
         broken = str(failed)
         reduce.abort()
     found = exchange.gather([wrong, broken])
-    for text in (one[1] for one in found if one[1]):
-        return Choice(mode, NCCL, f"it could not be tried out: {text}")
+    causes = [one[1] for one in found if one[1]]
+    if causes:
+        # who only saw the others give up says nothing of the cause
+        cause = next((text for text in causes if not text.startswith(STOPPED)), causes[0])
+        return Choice(mode, NCCL, f"it could not be tried out: {cause}")
     for text in (one[0] for one in found if one[0]):
         return Choice(mode, NCCL, f"the value check failed: {text}")
     if not sizes:

@@ -74,7 +74,7 @@ def graph_of(call: Callable[[], Any], times: int) -> Any:
 def check_values(reduce: HostAllReduce, sizes: Sequence[int]) -> str | None:
     """Every algorithm, type and size, called one by one and replayed from a graph; None, or what was wrong.
 
-    Collective. The answer is this rank's own: share it.
+    Collective. The answer is this rank's own: share it. Raises CollectiveFailed when a peer did not come.
     """
     import torch
 
@@ -100,6 +100,7 @@ def check_values(reduce: HostAllReduce, sizes: Sequence[int]) -> str | None:
                     else:
                         reduce.all_reduce(mine, out, plan)
                     torch.cuda.synchronize(device)
+                    reduce.check_now()
                     rows = out.view(reduce.local_ranks, -1)
                     if wrong is None and not all(same_bits(row, want) for row in rows):
                         wrong = f"{NAMES[algorithm]}, {size} bytes, {dtype}, {way}"
