@@ -22,6 +22,7 @@ ptxas info    : Used 64 registers, used 1 barriers, 496 bytes cmem[0]
 
 
 @needs_nvcc
+@pytest.mark.timeout(600)
 def test_every_kernel_fits_and_none_spills() -> None:
     rows = build.cuda_resources()
     assert len({row[1] for row in rows}) == len(rows) == 7 * 3 * 2, "2 to 8 ranks, three algorithms, two types"
@@ -44,6 +45,7 @@ def test_other_words_of_ptxas_are_no_pass() -> None:
 
 
 @needs_nvcc
+@pytest.mark.timeout(600)
 def test_the_library_knows_its_source_and_says_why_it_cannot_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
