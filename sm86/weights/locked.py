@@ -8,6 +8,7 @@ from sm86.weights.findings import FAIL, NOT_APPLICABLE, NOT_SEEN, PASS, Finding,
 from sm86.weights.folder import ModelFolder
 from sm86.weights.lock import Lock, Locked, differences
 
+READABLE = "let this user read them (chmod -R a+rX FOLDER)"
 FETCH = "fetch the locked revision again (invoke model.fetch), or lock what is there (invoke model.lock --update)"
 
 
@@ -15,15 +16,15 @@ def judge_lock(
     lock: Lock | None,
     found: ModelFolder,
     sizes: Mapping[str, int],
-    small: Mapping[str, str],
+    small: Mapping[str, str | OSError],
     every: Mapping[str, str | OSError] | None,
     revision: str | None,
     blobs: Mapping[str, str],
 ) -> list[Finding]:
     """The rules "lock" and "bytes".
 
-    sizes: of the files that are there; small: SHA-256 of all but the weight files; every: SHA-256 of all files, or why
-    one could not be read; None: nobody asked for it. revision: the commit that the folder's place tells, if any.
+    sizes: of the files that are there; every: SHA-256 of all files, or why one could not be read; None: nobody asked
+    for it; small: likewise, of all but the weight files. revision: the commit that the folder's place tells, if any.
     blobs: SHA-256 by which a hub cache names the files' contents; they stand in for a lock's where there is none.
     """
     if lock is None:
@@ -35,15 +36,18 @@ def judge_lock(
 
 
 def _lock(
-    lock: Lock, found: ModelFolder, sizes: Mapping[str, int], small: Mapping[str, str], revision: str | None
+    lock: Lock, found: ModelFolder, sizes: Mapping[str, int], small: Mapping[str, str | OSError], revision: str | None
 ) -> Finding:
     rule = "lock"
     if revision and lock.revision and revision != lock.revision:
         text = f"the folder is revision {revision[:12]}, locked is {lock.revision[:12]}"
         return Finding(rule, FAIL, text, FETCH)
-    different = differences(lock, sizes, small)
+    different = differences(lock, sizes, {name: digest for name, digest in small.items() if isinstance(digest, str)})
     if different:
         return Finding(rule, FAIL, f"{len(different)} files are not as locked", FETCH, some(different))
+    unread = [name for name, digest in small.items() if isinstance(digest, OSError)]
+    if unread:
+        return Finding(rule, NOT_SEEN, f"{len(unread)} files could not be read", READABLE, some(unread))
     if found.sha256 is None:
         return Finding(rule, NOT_SEEN, "the headers could not all be read", FETCH)
     if found.sha256 != lock.model_hash:

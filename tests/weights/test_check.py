@@ -17,7 +17,7 @@ from sm86.errors import CouldNotRun
 from sm86.spec import load_envelope
 from sm86.weights.findings import FAIL, NOT_APPLICABLE, NOT_SEEN, PASS, Finding, exit_code
 from sm86.weights.header import Tensor
-from sm86.weights.inspection import Inspection, inspect
+from sm86.weights.inspection import Inspection, inspect, make_lock
 from sm86.weights.judge import Wanted
 from sm86.weights.places import locate
 from tests.launch.launch_machine import LLAMA, write_model
@@ -335,6 +335,14 @@ def test_files_that_may_not_be_read(stranger: Path, name: str, rule: str) -> Non
     closed(stranger / name, 0)
     finding = findings(stranger)[rule]
     assert finding.state == FAIL and "Permission denied" in " ".join((finding.text, *finding.evidence))
+
+
+def test_a_small_file_that_cannot_be_read_is_not_called_as_locked(stranger: Path) -> None:
+    lock = make_lock(locate(stranger), None, None, lambda count: None)
+    closed(stranger / "tokenizer_config.json", 0)
+    seen = inspect(locate(stranger), SMALL, lock, False, lambda count: None)
+    finding = next(finding for finding in seen.findings if finding.rule == "lock")
+    assert (finding.state, finding.evidence) == (NOT_SEEN, ("tokenizer_config.json",))
 
 
 def test_a_folder_that_may_not_be_read(stranger: Path) -> None:
