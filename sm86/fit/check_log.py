@@ -228,19 +228,19 @@ def _minimum_check(facts: LogFacts, low: KvLines, high: KvLines) -> LineCheck:
     passes += "starts" if low.passes and high.passes else "refused" if not high.passes else "starts or is refused"
     mend = MEND_MODEL
     if refused is not None:
-        printed = (
-            f"refused: needs {refused.needed_gib} GiB of {refused.available_gib}, estimated maximum length "
-            f"{refused.possible_tokens}"
-        )
+        printed = f"refused: needs {refused.needed_gib} GiB of {refused.available_gib}"
+        if refused.possible_tokens is not None:
+            printed += f", estimated maximum length {refused.possible_tokens}"
         wanted = high if not low.passes else low
         texts = [line.refusal for line in (low, high) if line.refusal]
         if not texts:
             return LineCheck(name, FAIL, passes, printed, refused.line, mend)
         lengths = sorted(line.longest for line in (low, high))
         needed = wanted.refusal and f"({refused.needed_gib} GiB KV cache is needed" in wanted.refusal
-        length_fits = refused.possible_tokens is None or lengths[0] <= refused.possible_tokens <= lengths[1]
         passes += f"; estimated maximum length {_range(lengths[0], lengths[1])}"
-        right = bool(needed) and length_fits
+        if needed and refused.possible_tokens is None and lengths[0]:
+            return LineCheck(name, NOT_SEEN, passes, printed, refused.line, MEND_LOG)
+        right = bool(needed) and lengths[0] <= (refused.possible_tokens or 0) <= lengths[1]
         return LineCheck(name, PASS if right else FAIL, passes, printed, refused.line, "" if right else mend)
     if size is not None:
         right = low.passes or high.passes

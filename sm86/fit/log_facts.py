@@ -12,14 +12,18 @@ from sm86.verify.boots import Boot, Boots
 from sm86.verify.config_text import integers, plain
 from sm86.verify.reader import LogReader
 
-_CHECKPOINT = re.compile(rb"Checkpoint size: ([\d.]+) GiB")
+_NUMBER = rb"(-?\d{1,9}(?:\.\d+)?)"
+_GIB = _NUMBER + rb" GiB"
+_CHECKPOINT = re.compile(rb"Checkpoint size: " + _GIB)
 _ASYNC = re.compile(rb"Asynchronous scheduling is (enabled|disabled)\.")
-_FREE = re.compile(rb"Free memory on device \(([\d.]+)/([\d.]+) GiB\) on startup\.")
+_FREE = re.compile(rb"Free memory on device \(" + _NUMBER + rb"/" + _GIB + rb"\) on startup\.")
 _USE = re.compile(
-    rb"Actual usage is ([\d.]+) GiB for weight, ([\d.]+) GiB for peak activation, (-?[\d.]+) GiB for non-torch memory,"
-    rb" and (-?[\d.]+) GiB for CUDAGraph"
+    rb"Actual usage is " + _GIB + rb" for weight, " + _GIB + rb" for peak activation, " + _GIB + rb" for non-torch "
+    rb"memory, and " + _GIB + rb" for CUDAGraph"
 )
 _LONGEST_LINE = 1 << 16
+_MOST = 10**12
+"""Beyond it, and below one, no setting of a server lies: such a number is as good as none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,7 @@ def _facts(boots: Boots, extra: _Extra, lines: int) -> LogFacts:
         utilization=_utilization(boot),
         capture_sizes=() if eager or mode == "NONE" else sizes,
         own=any(str(entry.value).lower() == "true" for entry in active),
-        rope_rows=int(str(rows[-1].value)) if rows and str(rows[-1].value).isdecimal() else None,
+        rope_rows=_whole(str(rows[-1].value)) if rows else None,
         checkpoint=next((c for c in reversed(extra.checkpoints) if c.line >= start), None),
         usage=next((u for u in reversed(extra.usages) if u.line >= start), None),
     )
@@ -176,7 +180,8 @@ def _setting(boot: Boot, key: str) -> Setting | None:
     text, line = found
     if text in ("True", "False"):
         return Setting(int(text == "True"), line)
-    return Setting(int(text), line) if text.isdecimal() else None
+    number = _whole(text)
+    return None if number is None else Setting(number, line)
 
 
 def _engine(boot: Boot, key: str) -> str | None:
@@ -185,8 +190,15 @@ def _engine(boot: Boot, key: str) -> str | None:
 
 
 def _engine_number(boot: Boot, key: str) -> Setting | None:
-    event, text = boot.last(ev.EngineInitialised), _engine(boot, key)
-    return Setting(int(text), event.line) if event is not None and text is not None and text.isdecimal() else None
+    event, number = boot.last(ev.EngineInitialised), _whole(_engine(boot, key) or "")
+    return Setting(number, event.line) if event is not None and number is not None else None
+
+
+def _whole(text: str) -> int | None:
+    """The whole number that a setting could have, or None."""
+    if not text.isdecimal() or len(text) > len(str(_MOST)):
+        return None
+    return int(text) if 1 <= int(text) <= _MOST else None
 
 
 def _compilation(boot: Boot, key: str) -> str | None:

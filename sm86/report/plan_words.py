@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPED_WIDTH = 120
+LEAST_WIDTH = 80
+"""Narrower terminals wrap the lines themselves: a number that is cut short is worse."""
+
 WIDE = 112
 """Columns from which on a table may show more."""
 
@@ -28,12 +31,15 @@ STYLES = {
 
 
 def console(file: IO[str] | None = None, width: int | None = None) -> Console:
-    """A console for `file` (stdout): as wide as the terminal (or COLUMNS), PIPED_WIDTH where there is neither."""
+    """A console for `file` (stdout): as wide as the terminal (or COLUMNS), but at least LEAST_WIDTH; PIPED_WIDTH where
+    there is neither."""
     from rich.console import Console
 
     made = Console(file=file, highlight=False, markup=False, emoji=False, width=width)
     if width is None and not made.is_terminal and "COLUMNS" not in os.environ:
         made = Console(file=file, highlight=False, markup=False, emoji=False, width=PIPED_WIDTH)
+    if width is None and made.width < LEAST_WIDTH:
+        made = Console(file=file, highlight=False, markup=False, emoji=False, width=LEAST_WIDTH)
     return made
 
 
@@ -58,8 +64,8 @@ def span(size: Bytes) -> str:
 
 
 def bar(out: Console, low: int, high: int, most: int, width: int) -> str:
-    """A bar of `low` out of `most`, and what `high` may add as a lighter piece."""
+    """A bar of `low` out of `most`, and what `high` may add as a lighter piece; ">" where it would go on beyond it."""
     dark, light = ("█", "░") if (out.encoding or "").lower().startswith("utf") else ("#", ".")
-    sure = round(width * low / most) if most else 0
-    end = round(width * high / most) if most else 0
-    return dark * sure + light * (end - sure)
+    sure, end = (round(width * size / most) if most else 0 for size in (low, high))
+    drawn = dark * min(sure, width) + light * (min(end, width) - min(sure, width))
+    return drawn if end <= width else f"{drawn}>"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 _OPEN, _CLOSE = "([{<", ")]}>"
 _ENUM = re.compile(r"<(?:\w+\.)*(?P<name>\w+): .*>")
+_DIGITS = 12
 _INTERESTING = re.compile(r"""['"()\[\]{}<>,\\]""")
 
 
@@ -73,6 +74,9 @@ def plain(value: str) -> str:
 
 
 def integers(value: str) -> list[int] | None:
-    """`[1, 4]` -> [1, 4]; None for anything else."""
+    """`[1, 4]` -> [1, 4]; None for anything else, a number that no setting could have included."""
     inner = re.fullmatch(r"[\[(]([\d, ]*)[\])]", value.strip())
-    return [int(number) for number in re.findall(r"\d+", inner[1])] if inner else None
+    numbers = re.findall(r"\d+", inner[1]) if inner else []
+    if inner is None or any(len(number) > _DIGITS for number in numbers):
+        return None
+    return [int(number) for number in numbers]

@@ -23,12 +23,12 @@ _WRAPPERS = re.compile(
     r"(?:[\w.-]+ +\| )?"  # docker compose: the container's name
     r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?)?"  # docker logs -t
 )
-_PREFIX = re.compile(r"\((?P<name>[A-Za-z]\w*) pid=(?P<pid>\d+)(?:, ip=[^()]*)?\) ?")
+_PREFIX = re.compile(r"\((?P<name>[A-Za-z]\w*) pid=(?P<pid>\d{1,10})(?:, ip=[^()]*)?\) ?")
 _HEADER = re.compile(
     r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? \[[^\]\[]{1,160}\] ?"
 )
 _UVICORN = re.compile(r"(?P<level>TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL): {1,8}")
-_RANK = re.compile(r"_TP(\d+)")
+_RANK = re.compile(r"_TP(\d{1,6})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,3 +168,46 @@ def test_foreign_logs_are_off_and_do_not_crash():
 def test_what_is_no_log_is_refused(data: bytes):
     with pytest.raises(CouldNotRun):
         judged(data)
+
+
+ODD_NUMBERS = (b"0", b"-1", b"1.2.3", b".", b",", b"", b"9" * 400, b"9" * 5000, b"nan", "٣".encode())
+
+
+@pytest.mark.parametrize("odd", ODD_NUMBERS, ids=lambda odd: odd.decode()[:6] or "none")
+def test_a_number_that_is_none_is_never_a_fault_of_the_program(odd: bytes):
+    """Every number of every line that the planner reads, one after the other."""
+    needles = (
+        b"non-default args",
+        b"Initializing a V1 LLM engine",
+        b"Checkpoint size",
+        b"Model loading took",
+        b"Available KV",
+        b"Overriding",
+        b"KV cache size",
+        b"Maximum concurrency",
+        b"Graph capturing finished",
+        b"Free memory on",
+        b"rope_table_rows",
+        b"sm86 backend",
+    )
+    lines = [line for line in PROOF.read_bytes().split(b"\n") if any(needle in line for needle in needles)]
+    log = b"\n".join(lines) + b"\n"
+    assert len(lines) >= 10
+    whole = states(judged(log, GRAPH))
+    differ = 0
+    for number in re.finditer(rb"\d+(?:[.,]\d+)*", log):
+        try:
+            found = states(judged(log[: number.start()] + odd + log[number.end() :], GRAPH))
+        except CouldNotRun:
+            differ += 1
+        else:
+            differ += found != whole
+    assert differ >= 8
+
+
+def test_a_refusal_whose_numbers_are_none_is_a_refusal_still():
+    log = BOOTS["kv1790"][0].read_bytes()
+    for old, new, state in ((b"(1.73 GiB KV", b"(1.7.3 GiB KV", FAIL), (b"392960", b"9" * 5000, NOT_SEEN)):
+        assert old in log
+        found = states(judged(log.replace(old, new), DEEP))
+        assert found["GPU KV cache size"] == NOT_APPLICABLE and found["engine minimum"] == state, new

@@ -14,15 +14,15 @@ def _shards(at: At, found: re.Match[str]) -> ev.Event:
 
 
 def _kv_too_small(at: At, found: re.Match[str]) -> ev.Event:
-    sizes = re.search(r"\((?P<needed>[\d.]+) GiB KV cache is needed.*?memory \((?P<there>[\d.]+) GiB\)", at.text)
-    possible = re.search(r"estimated maximum model length is (\d+)\.", at.text)
+    sizes = re.search(rf"\({GIB} KV cache is needed.*?memory \({GIB}\)", at.text)
+    possible = re.search(r"estimated maximum model length is (\d{1,12})\.", at.text)
     return ev.KvTooSmall(
         at.line,
         at.text,
         at.source,
         count(found["tokens"]),
-        float(sizes["needed"]) if sizes else None,
-        float(sizes["there"]) if sizes else None,
+        float(sizes[1]) if sizes else None,
+        float(sizes[2]) if sizes else None,
         int(possible[1]) if possible else None,
     )
 

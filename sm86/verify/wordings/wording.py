@@ -51,9 +51,13 @@ class Wording:
     heads: tuple[str, ...] = ()
 
     def read(self, at: At) -> ev.Event | None:
-        """The event in this message, or None."""
+        """The event in this message, or None: not this wording, or one whose numbers are none."""
         found = self.pattern.search(at.text) if self.anywhere else self.pattern.match(at.text)
-        return self.build(at, found) if found else None
+        try:
+            return self.build(at, found) if found else None
+        except ValueError:
+            # a number that is none ("1.2.3", thousands of digits) stands in no line of vLLM's
+            return None
 
 
 def wording(
@@ -94,4 +98,4 @@ def count(text: str) -> int:
     return int(text.replace(",", ""))
 
 
-GIB = r"(-?[\d.]+) GiB"
+GIB = r"(-?\d{1,9}(?:\.\d+)?) GiB"
