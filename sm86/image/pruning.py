@@ -53,6 +53,8 @@ GROUPS: tuple[Group, ...] = (
             "nvidia/cudnn/lib/libcudnn_engines_runtime_compiled.so.9",
             "nvidia/cudnn/lib/libcudnn_heuristic.so.9",
             "nvidia/cudnn/lib/libcudnn_adv.so.9",
+            "nvidia/cudnn/lib/libcudnn_cnn.so.9",
+            "nvidia/cudnn/lib/libcudnn_ops.so.9",
             "nvidia/cudnn/include",
         ),
         "cuDNN's convolutions and recurrent networks, loaded when first used; a text model has none",
@@ -74,7 +76,7 @@ GROUPS: tuple[Group, ...] = (
         "sources of modules that are installed compiled",
     ),
     Group(("tilelang/3rdparty/composable_kernel",), "headers for AMD GPUs"),
-    Group(("flashinfer/data/cutlass/examples", "flashinfer/data/cutlass/python"), "examples and tools of CUTLASS"),
+    Group(("flashinfer/data/cutlass",), "CUTLASS for FlashInfer's own GEMMs; the sampling kernels need none of it"),
     Group(
         (
             "numba/tests",
