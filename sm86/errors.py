@@ -11,6 +11,16 @@ EXIT_COULD_NOT_RUN = 2
 EXIT_INTERRUPTED = 130
 
 
+def printable(line: str) -> str:
+    """One line in which control characters are shown, not sent to the terminal: names in it may come from a file or a
+    server. Tabs stay."""
+    return "".join(sign if sign.isprintable() or sign == "\t" else _shown(sign) for sign in line)
+
+
+def _shown(sign: str) -> str:
+    return sign.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
 class Sm86Error(Exception):
     """A fault a person can mend.
 

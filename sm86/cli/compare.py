@@ -9,7 +9,7 @@ from pathlib import Path
 from sm86.compare import numbers
 from sm86.compare.numbers import Change
 from sm86.compare.pairs import Pair, Result, Source, compare_all, to_json
-from sm86.errors import EXIT_FINDING, EXIT_OK, CouldNotRun
+from sm86.errors import EXIT_FINDING, EXIT_OK, CouldNotRun, printable
 from sm86.files import read_regular
 from sm86.json_text import parse as parse_json
 from sm86.record import Record, load
@@ -31,7 +31,7 @@ def compare(before: str, after: str, json: bool = False) -> int:
     if json:
         print(json_module.dumps(to_json(result), indent=2, ensure_ascii=False))
     else:
-        print("\n".join(words(result)))
+        print("\n".join(printable(line) for line in words(result)))
     return EXIT_FINDING if result.moved else EXIT_OK
 
 

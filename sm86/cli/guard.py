@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from sm86.cli.interrupt import begun
-from sm86.errors import EXIT_COULD_NOT_RUN, EXIT_INTERRUPTED, CouldNotRun, Sm86Error
+from sm86.errors import EXIT_COULD_NOT_RUN, EXIT_INTERRUPTED, CouldNotRun, Sm86Error, printable
 
 TRACEBACK_VARIABLE = "SM86_TRACEBACK"
 
@@ -76,14 +76,10 @@ def _say(*lines: str) -> None:
         return
     try:
         for line in lines:
-            print("".join(sign if sign.isprintable() else _shown(sign) for sign in line), file=sys.stderr)
+            print(printable(line), file=sys.stderr)
         sys.stderr.flush()
     except (OSError, ValueError):
         _to_nowhere(sys.stderr)
-
-
-def _shown(sign: str) -> str:
-    return sign if sign == "\t" else sign.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 def _unwritable() -> bool:
@@ -115,3 +111,11 @@ def whole_number(text: str | int | None, name: str, low: int, high: int) -> int 
     if not low <= number <= high:
         raise CouldNotRun(f"--{name} is {text!r}", f"give a whole number from {low} to {high}")
     return number
+
+
+def require_values(**options: object) -> None:
+    """CouldNotRun for an option that was given without a value, as a shell's unset variable gives it: the default
+    would be taken in its place, unnoticed. Names are the options', with _ for -."""
+    for name, value in options.items():
+        if isinstance(value, str) and not value.strip():
+            raise CouldNotRun(f"--{name.strip('_').replace('_', '-')} is empty", "give its value, or leave it out")

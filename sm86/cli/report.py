@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm86.errors import EXIT_FINDING, EXIT_OK, CouldNotRun
+from sm86.errors import EXIT_FINDING, EXIT_OK, CouldNotRun, printable
 from sm86.files import write_atomic
 from sm86.json_text import parse as parse_json
 from sm86.record.schema import SCHEMA, from_json
@@ -74,7 +74,7 @@ def report(
         _say(gathered, made, written, Path(out), png, dry_run)
     for file in gathered.unread:
         if file.fault:
-            print(f"sm86: not in the report: {file.place}: {file.why}", file=sys.stderr)
+            print(printable(f"sm86: not in the report: {file.place}: {file.why}"), file=sys.stderr)
     return EXIT_FINDING if any(file.fault for file in gathered.unread) else EXIT_OK
 
 
@@ -210,7 +210,7 @@ def _say(gathered: Gathered, made: Document, written: Sequence[Path], out: Path,
         mark = f" [{machine.mark}]" if machine.mark else ""
         kinds = list(dict.fromkeys(entry.kind for entry in machine.entries))
         counted = ", ".join(f"{len(machine.of(kind))} {kind}" for kind in kinds)
-        print(f"{machine.name}{mark}: {counted}")
+        print(printable(f"{machine.name}{mark}: {counted}"))
     if dry_run:
         print(f"nothing was written; it would be {out / 'report.html'}, {out / 'report.md'} and pictures")
         return

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm86.errors import EXIT_FINDING, EXIT_OK, CouldNotRun
+from sm86.files import open_regular
 from sm86.json_text import parse as parse_json
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ def _json_of(path: Path) -> Any:
 
     (first, *_), _ = choose([path])
     try:
-        with first.open("rb") as file:
+        # what a pipe has given is gone, and a trace is read from its start
+        with open_regular(first) as file:
             start = file.read(256)
             if b'"schema"' in start and SCHEMA.encode() in start:
                 return parse_json(start + file.read())

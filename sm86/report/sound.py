@@ -41,7 +41,7 @@ def fault(record: Record) -> str:
     for verdict in record.verdicts:
         if not all(isinstance(value, str) for value in (verdict.name, verdict.state, verdict.text)):
             return "a verdict is no text"
-    return "" if _finite(record.details) else "a value in its details is no finite number"
+    return _unfit(record.to_json())
 
 
 def _text(value: object) -> bool:
@@ -49,18 +49,38 @@ def _text(value: object) -> bool:
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and _finite(value)
 
 
-def _finite(value: Any) -> bool:
-    """Without recursion: how deep a file nests is its writer's choice."""
+def _finite(value: float) -> bool:
+    try:
+        return isfinite(value)
+    except OverflowError:
+        # JSON has integers of any length
+        return False
+
+
+def _unfit(value: Any) -> str:
+    """What stands anywhere in it that no page can show. Without recursion: how deep a file nests is its writer's
+    choice."""
     waiting = [value]
     while waiting:
         item = waiting.pop()
-        if isinstance(item, float) and not isfinite(item):
-            return False
+        if isinstance(item, (int, float)) and not _finite(item):
+            return "a value in it is no finite number"
+        if isinstance(item, str) and not item.isascii() and not _encodes(item):
+            return "a text in it is no Unicode"
         if isinstance(item, Mapping):
-            waiting += item.values()
+            waiting += [*item, *item.values()]
         elif isinstance(item, Sequence) and not isinstance(item, str):
             waiting += item
+    return ""
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # half of a surrogate pair, which JSON can spell
+        return False
     return True

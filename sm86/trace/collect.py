@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from sm86.errors import printable
 from sm86.trace.events import Event
 from sm86.trace.kernels import Kind, kind_of
 from sm86.trace.units import Tally, Unit, unit_of
@@ -109,7 +110,7 @@ class _Names(dict[str, int]):
         self.kinds: list[Kind] = []
 
     def __missing__(self, name: str | None) -> int:
-        text = name or "(no name)"
+        text = printable(name) if name else "(no name)"
         if len(self.list) >= NAME_LIMIT:
             text = "(further names)"
             if text in self:

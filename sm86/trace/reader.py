@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sm86.errors import CouldNotRun
+from sm86.errors import CouldNotRun, printable
 from sm86.trace.events import BOUNDARY, BlockDecoder, Event
 from sm86.trace.source import NEED, Truncation, pieces, refuse_foreign
 
@@ -61,7 +61,7 @@ class Trace:
         devices = self.metadata.get("deviceProperties")
         every = [_mapping(d) for d in devices] if isinstance(devices, list) else []
         chosen = next((d for d in every if d.get("id") == number), every[0] if every else {})
-        return str(chosen.get("name") or "")
+        return printable(str(chosen.get("name") or ""))
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -270,6 +270,8 @@ def test_folders_pass_over_what_is_no_record_and_say_what_they_cannot_read(run, 
         (json.dumps({**bench().to_json(), "details": None}), "is damaged"),
         (json.dumps({**bench().to_json(), "kind": ["bench"]}), "is damaged"),
         (json.dumps({**bench().to_json(), "started": "2026-05-01"}), "is damaged"),
+        (json.dumps({**bench().to_json(), "seconds": 10**400}), "is damaged"),
+        (json.dumps({**bench().to_json(), "details": {"\ud800": 1}}), "is damaged"),
     ],
 )
 def test_a_bad_file_is_exit_2(run, tmp_path: Path, text: str | None, says: str) -> None:
@@ -291,6 +293,13 @@ def test_a_folder_without_a_record_is_exit_2(run, tmp_path: Path, text: str | No
         (folder / "x.json").write_text(text)
     code, out, err = run(good, folder)
     assert (code, out) == (2, "") and "no record that can be read" in err and "mend: " in err
+
+
+def test_names_send_nothing_to_the_terminal(run, tmp_path: Path) -> None:
+    path = save(bench(), tmp_path / "1")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "envelope": "odd\x1b[2J"}))
+    _, out, _ = run(path, path)
+    assert "odd\\x1b[2J" in out and "\x1b" not in out
 
 
 def test_a_file_against_a_folder_finds_its_like(run, tmp_path: Path) -> None:

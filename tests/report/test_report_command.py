@@ -112,6 +112,10 @@ class TestBadInput:
             ({"seconds": -1}, "it took -1 seconds"),
             ({"details": []}, "details are no object"),
             ({"details": {"a": [{"b": float("inf")}]}}, "no finite number"),
+            ({"details": {"a": [10**400]}}, "no finite number"),
+            ({"details": {"a": {"\ud800": 1}}}, "no Unicode"),
+            ({"envelope": "sm86-\udfff"}, "no Unicode"),
+            ({"seconds": 10**400}, "it took 1"),
             ({"started": "2026-01-01T00:00:00"}, "no zone"),
             ({"numbers": [{"name": "x", "value": float("nan"), "unit": "s", "repeats": [], "note": ""}]}, "no finite"),
             ({"numbers": [{"name": "x", "value": "7", "unit": "s", "repeats": [], "note": ""}]}, "no finite"),
@@ -123,6 +127,15 @@ class TestBadInput:
         (results / "bad.json").write_text(json.dumps(value | change))
         assert make(results) == 1
         assert why in capsys.readouterr().err
+
+    def test_names_send_nothing_to_the_terminal(self, results: Path, capsys) -> None:
+        value = json.loads(next(results.rglob("*-boot.json")).read_text())
+        (results / "odd.json").write_text(json.dumps(value | {"kind": "odd\x1b[31m"}))
+        (results / "bad\x1b[2J.json").write_text("{")
+        assert make(results) == 1
+        said = capsys.readouterr()
+        assert "odd\\x1b[31m" in said.out and "bad\\x1b[2J.json" in said.err
+        assert "\x1b" not in said.out + said.err
 
     def test_what_never_was_a_record_is_listed_and_no_fault(self, results: Path, capsys) -> None:
         (results / "state.json").write_text('{"schema": "sm86.other", "version": 1}')

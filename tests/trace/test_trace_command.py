@@ -236,6 +236,41 @@ def test_a_pipe_is_read_like_a_file(made: Path, tmp_path: Path, capsys: pytest.C
     assert "5 steps averaged" in capsys.readouterr().out
 
 
+def test_a_pipe_cannot_be_compared(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert guard(lambda: diff(str(pipe), str(made))) == 2
+    assert "it is a FIFO" in capsys.readouterr().err
+
+
+def test_names_send_nothing_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "odd.json"
+    odd = "odd\x1b[2J"
+    times = range(100, 300, 10)
+    kernels = [
+        {"ph": "X", "cat": "kernel", "name": odd, "ts": ts, "dur": 5, "args": {"correlation": ts}} for ts in times
+    ]
+    launches = [
+        {
+            "ph": "X",
+            "cat": "cuda_runtime",
+            "name": "cudaGraphLaunch",
+            "ts": ts - 1,
+            "dur": 1,
+            "args": {"correlation": ts},
+        }
+        for ts in times
+    ]
+    path.write_text(
+        json.dumps(
+            {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": odd}], "traceEvents": kernels + launches}
+        )
+    )
+    assert trace(str(path)) == 0
+    out = capsys.readouterr().out
+    assert out.count("odd\\x1b[2J") >= 2 and "\x1b" not in out
+
+
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """Ten times the steps in a small window may cost what is kept per step, not what the events weigh."""
     script = (
