@@ -55,6 +55,40 @@ def test_the_list_and_every_tasks_help():
         assert "Docstring" in shown.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "task"),
+    [
+        (("trace", "--help"), "trace"),
+        (("compare", "a.json", "--help"), "compare"),
+        (("probe.spec", "--help"), "probe.spec"),
+        (("ladder.comm", "--envelopes", "--help"), "ladder.comm"),
+        (("report", "--help", "--json"), "report"),
+    ],
+)
+def test_help_behind_a_task_is_help_also_where_it_needs_arguments(arguments, task):
+    done = invoke(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"[--core-opts] {task} [" in done.stdout and "Docstring" in done.stdout
+
+
+def test_help_of_no_task_is_an_error():
+    done = invoke("nosuch", "--help")
+    assert (done.returncode, done.stdout) == (2, "") and "nosuch" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--list",), ("--help", "report")])
+def test_help_that_nobody_reads_ends_without_a_traceback(arguments):
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "wb") as gone, open("/dev/full", "wb") as full:
+        for out, words in ((gone, 0), (full, 2)):
+            done = subprocess.run(
+                [sys.executable, "-m", "invoke", *arguments], cwd=ROOT, stdout=out, stderr=subprocess.PIPE, text=True
+            )
+            assert done.returncode == 2
+            assert len(done.stderr.splitlines()) == words, done.stderr
+
+
 def test_envelopes_as_json():
     done = invoke("envelopes", "--json")
     values = json.loads(done.stdout)
