@@ -46,7 +46,10 @@ GROUPS: tuple[Group, ...] = (
         ),
         "Triton's own profiler with its static libraries, and an assembler for SM 10.0; torch's profiler has its own",
     ),
-    Group(("torch/bin",), "protoc and a second ptxas: torch takes Triton's where its own is not there"),
+    Group(
+        ("torch/bin/protoc*", "torch/bin/ptxas"),
+        "protoc and a second ptxas: torch takes Triton's where its own is not there",
+    ),
     Group(
         (
             "nvidia/cudnn/lib/libcudnn_engines_precompiled.so.9",

@@ -92,8 +92,8 @@ def test_the_wheel_variant_changes_nothing(site):
 def test_a_table_of_other_packages_is_refused(site, native, tmp_path, capsys):
     with pytest.raises(CouldNotRun, match="no native build"):
         assemble(site, "native", tmp_path)
-    (site / "torch/bin").rename(site / "torch/other")
-    with pytest.raises(CouldNotRun, match="torch/bin is not there"):
+    (site / "torch/bin/ptxas").rename(site / "torch/bin/other")
+    with pytest.raises(CouldNotRun, match="torch/bin/ptxas is not there"):
         assemble(site, "native", native)
     (site / "vllm/_C_stable_libtorch.abi3.so").unlink()
     with pytest.raises(CouldNotRun, match=r"no vllm/_C_stable_libtorch\.abi3\.so to replace"):
