@@ -46,7 +46,7 @@ def render(_, check=False, json=False):
         "wheels": "folder of wheels to use before the package index (default: pip's find-links)",
         "no-cache": "repeat every step",
         "cubin": "with FlashInfer's prebuilt kernels (none is for SM 8.6)",
-        "variant": "kernel libraries of the gpu target: native (default), compiled for SM 8.6 here; wheel, as published",
+        "variant": "the gpu kernel libraries: native (default), compiled for SM 8.6 here; wheel, as published",
         "dry-run": DRY_RUN,
         "json": JSON,
     }
@@ -594,7 +594,11 @@ def doctor(_, envelope=None, from_=None, probe=False, image=None, bundle=None, d
     """Examine this machine: what it is, what is wrong with it, how to mend it, where the ranks belong."""
     from sm86.cli import doctor as cli
 
-    _end(lambda: cli.doctor(envelope or cli.DEFAULT_ENVELOPE, from_, probe, image, bundle, json, dry_run, record))
+    _end(
+        lambda: cli.doctor(
+            cli.DEFAULT_ENVELOPE if envelope is None else envelope, from_, probe, image, bundle, json, dry_run, record
+        )
+    )
 
 
 @task(

@@ -25,6 +25,7 @@ from sm86.errors import CouldNotRun, Sm86Error
 from sm86.image.elf import is_elf, loads_whole, strippable_bytes
 from sm86.image.fatbin import architectures
 from sm86.image.pruning import FLASH_ATTENTION, GROUPS, REFUSAL, STRIP_ABOVE_BYTES
+from sm86.json_text import parse as parse_json
 
 
 def assemble(site: Path, variant: str, native: Path | None) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def library_facts(path: Path) -> dict[str, Any]:
 
 
 def _replace(site: Path, native: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((native / "native.json").read_text())
+    record: dict[str, Any] = parse_json((native / "native.json").read_bytes())
     for name in record["libraries"]:
         if not (site / name).is_file():
             raise CouldNotRun(f"the package has no {name} to replace", "the native build is of another vLLM")
