@@ -25,6 +25,7 @@ from sm86.comm import paths
 from sm86.comm.answer import FAILED, MEASURED, PREFIX, UNAVAILABLE
 from sm86.comm.paths import one_line
 from sm86.comm.step import calls_for
+from sm86.json_text import parse as parse_json
 
 ORPHANED, OUT_OF_TIME = 3, 4
 """Exit codes of a rank whose driver has gone, and of one that did not finish in its time."""
@@ -51,7 +52,7 @@ class Order:
 
 def main() -> int:
     """Do what stdin asks; the answer is one line of JSON on stdout. Exit code 0 when there is an answer."""
-    order = Order(**{**(values := json.loads(sys.stdin.readline())), "sizes": tuple(values["sizes"])})
+    order = Order(**{**(values := parse_json(sys.stdin.readline())), "sizes": tuple(values["sizes"])})
     _end_with_driver()
     timer = threading.Timer(order.limit_s, lambda: os._exit(OUT_OF_TIME))
     timer.daemon = True

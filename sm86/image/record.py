@@ -22,6 +22,7 @@ from sm86.image.assemble import library_facts
 from sm86.image.context import SOURCES
 from sm86.image.git_facts import GitFacts, read_git
 from sm86.image.locks import LOCKS_DIR, files_of, lock_hash
+from sm86.json_text import parse as parse_json
 from sm86.spec.load import load_pins
 
 SCHEMA = "sm86.build"
@@ -56,7 +57,7 @@ def make_record(
 def kernel_facts(assembled: Path | None, kernels: Path | None) -> dict[str, Any]:
     """What the GPU image's libraries hold, what was rebuilt and left out; {} for an image without kernels."""
     try:
-        found: dict[str, Any] = json.loads(assembled.read_text()) if assembled else {}
+        found: dict[str, Any] = parse_json(assembled.read_bytes()) if assembled else {}
     except (OSError, ValueError) as error:
         raise CouldNotRun(f"cannot read {assembled}: {error}", "see the step that assembles the packages") from None
     own = sorted(kernels.glob("*/*.so")) if kernels else []

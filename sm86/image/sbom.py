@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sm86.errors import CouldNotRun, Sm86Error
+from sm86.json_text import parse as parse_json
 
 DPKG_STATUS = Path("/var/lib/dpkg/status")
 
@@ -66,8 +67,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         try:
-            packages = json.loads(options.packages.read_text())
-            assembled = json.loads(options.assembled.read_text()) if options.assembled else {}
+            packages = parse_json(options.packages.read_bytes())
+            assembled = parse_json(options.assembled.read_bytes()) if options.assembled else {}
             status = DPKG_STATUS.read_text()
         except (OSError, ValueError) as error:
             raise CouldNotRun(f"the SBOM cannot be made: {error}", "see the step before this one") from None

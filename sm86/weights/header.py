@@ -10,11 +10,12 @@ with `{` and may end in spaces, then the tensors' bytes, in any order but withou
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from sm86.json_text import parse as parse_json
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000
@@ -113,13 +114,11 @@ def _object(header: bytes) -> dict[str, Any]:
     if header[:1] != b"{":
         raise HeaderFault(f"is {_FOREIGN}: its header does not begin with an opening brace")
     try:
-        value = json.loads(header.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = parse_json(header.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except HeaderFault:
         raise
-    except RecursionError:
-        raise HeaderFault(f"is {_FOREIGN}: its header nests too deeply") from None
     except ValueError:
-        raise HeaderFault(f"is {_FOREIGN}: its header is not JSON in UTF-8") from None
+        raise HeaderFault(f"is {_FOREIGN}: its header is not JSON in UTF-8, or nests too deeply") from None
     assert isinstance(value, dict), "a JSON text that begins with a brace is an object"
     return value
 
