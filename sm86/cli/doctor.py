@@ -10,6 +10,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from sm86.cli.guard import require_values
 from sm86.doctor.as_json import report_to_json
 from sm86.doctor.facts import Rig
 from sm86.doctor.finding import Report
@@ -17,7 +18,7 @@ from sm86.doctor.judge import judge
 from sm86.doctor.redact import redacted
 from sm86.doctor.want import Want
 from sm86.errors import CouldNotRun
-from sm86.files import write_atomic
+from sm86.files import NotRegular, open_regular, write_atomic
 from sm86.spec import Envelope, load_all, load_envelope, load_pins
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +46,7 @@ def doctor(
     say what would be asked and run. record: write a record of kind "doctor", for the report. Returns 0 when nothing
     is wrong, 1 when something is. Raises CouldNotRun for bad input.
     """
+    require_values(envelope=envelope, from_=from_file, image=image, bundle=bundle)
     spec = load_envelope(envelope)
     want = want_of(spec)
     if from_file is not None and (probe or image):
@@ -56,22 +58,24 @@ def doctor(
     started, clock = datetime.now(UTC), time.monotonic()
     rig = read_rig(from_file) if from_file is not None else gather(spec, probe, image)
     report = judge(rig, want)
+    seconds = time.monotonic() - clock
+    # what was found is shown before anything is written: a bad path must not lose minutes of a probe
+    if json:
+        print(json_module.dumps(report_to_json(rig, report), indent=2, ensure_ascii=False))
+    else:
+        from sm86.cli.doctor_view import show
+
+        show(rig, report, "" if from_file is None else "standard input" if from_file == "-" else from_file)
     if record:
         from sm86.cli.doctor_record import to_record
         from sm86.record import save
 
-        path = save(to_record(rig, report, spec, started, time.monotonic() - clock))
+        path = save(to_record(rig, report, spec, started, seconds))
         print(f"record: {path}", file=sys.stderr)
     if bundle is not None:
         write_bundle(Path(bundle), rig, want)
-    if json:
-        print(json_module.dumps(report_to_json(rig, report), indent=2, ensure_ascii=False))
-        return report.exit_code
-    from sm86.cli.doctor_view import show
-
-    show(rig, report, "" if from_file is None else "standard input" if from_file == "-" else from_file)
-    if bundle is not None:
-        print(f"bundle: {bundle} (serial numbers, names, paths and addresses left out; look at it before you post it)")
+        told = f"bundle: {bundle} (serial numbers, names, paths and addresses left out; look at it before you post it)"
+        print(told, file=sys.stderr if json else sys.stdout)
     return report.exit_code
 
 
@@ -153,26 +157,18 @@ def read_rig(name: str) -> Rig:
 
 
 def _bytes(name: str, where: str) -> bytes:
-    import stat
-
     if name == "-":
         if sys.stdin is None or sys.stdin.isatty():
             raise CouldNotRun("standard input is the terminal", f"pipe something into it; or {FILE_MEND}")
         data = sys.stdin.buffer.read(MOST_BYTES + 1)
     else:
         try:
-            # a pipe nobody writes to would be waited for, so it is not
-            handle = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+            with open_regular(Path(name)) as file:
+                data = file.read(MOST_BYTES + 1)
+        except NotRegular as error:
+            raise CouldNotRun(f"cannot read {where}: {error}", f"use - and a pipe, or {FILE_MEND}") from None
         except (OSError, ValueError) as error:
             raise CouldNotRun(f"cannot read {where}: {getattr(error, 'strerror', error)}", FILE_MEND) from None
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            os.close(handle)
-            raise CouldNotRun(f"{where} is no plain file", f"use - and a pipe, or {FILE_MEND}")
-        with os.fdopen(handle, "rb") as file:
-            try:
-                data = file.read(MOST_BYTES + 1)
-            except OSError as error:
-                raise CouldNotRun(f"cannot read {where}: {error.strerror}", FILE_MEND) from None
     if len(data) > MOST_BYTES:
         raise CouldNotRun(f"{where} is larger than {MOST_BYTES >> 20} MiB", FILE_MEND)
     return data

@@ -19,9 +19,9 @@ WIDTH = 18
 def show(rig: Rig, report: Report, where: str) -> None:
     """Print it: with colours on a terminal, plain lines without control characters elsewhere."""
     if report.mark:
-        print(f"{report.mark}: not gathered on a machine")
+        _say(f"{report.mark}: not gathered on a machine")
     if where:
-        print(f"facts: {where}{f', gathered {rig.taken}' if rig.taken else ''}")
+        _say(f"facts: {where}{f', gathered {rig.taken}' if rig.taken else ''}")
     ordered = [finding for state in STATES for finding in report.findings if finding.state == state]
     few_facts = rig.host.memory_total is None and rig.docker.state is None
     if few_facts:
@@ -34,16 +34,16 @@ def show(rig: Rig, report: Report, where: str) -> None:
         for finding in ordered:
             _plain(finding)
     if few_facts and unknown:
-        print(f"{'unknown':<9}{len(unknown)} checks need more than these facts tell: {', '.join(unknown)}")
+        _say(f"{'unknown':<9}{len(unknown)} checks need more than these facts tell: {', '.join(unknown)}")
     for line in card_lines(rig):
-        print(_printable(line))
+        _say(line)
     for words in report.missed:
-        print(f"{'missed':<9}{_printable(words)}")
+        _say(f"{'missed':<9}{words}")
     if rig.gpus == ():
-        print(f"{report.not_applicable} checks are about GPUs and what serves them, and do not apply here")
+        _say(f"{report.not_applicable} checks are about GPUs and what serves them, and do not apply here")
     if report.placement:
         show_placement(report.placement)
-    print(summary(report))
+    _say(summary(report))
 
 
 def card_lines(rig: Rig) -> list[str]:
@@ -78,21 +78,21 @@ def show_placement(placement: Placement) -> None:
     split = f"TP{placement.tensor_parallel}"
     if placement.pipeline_parallel > 1:
         split += f" x PP{placement.pipeline_parallel}"
-    print(f"placement: {split} on {' then '.join(gpus_of(group) for group in placement.groups)}")
-    print(f"  {placement.reason}")
+    _say(f"placement: {split} on {' then '.join(gpus_of(group) for group in placement.groups)}")
+    _say(f"  {placement.reason}")
     for note in placement.notes:
-        print(f"  {note}")
+        _say(f"  {note}")
     for index, reason in placement.left_out:
-        print(f"  GPU {index} is left out: {_printable(reason)}")
+        _say(f"  GPU {index} is left out: {reason}")
     if placement.setting:
-        print(f"  in .env: {placement.setting}")
+        _say(f"  in .env: {placement.setting}")
 
 
 def _plain(finding: Finding) -> None:
-    print(f"{finding.state:<9}{finding.rule:<{WIDTH}}{_printable(finding.what)}")
+    _say(f"{finding.state:<9}{finding.rule:<{WIDTH}}{finding.what}")
     if finding.state != OK:
-        print(f"{'':<9}{'':<{WIDTH}}why: {_printable(finding.why)}")
-        print(f"{'':<9}{'':<{WIDTH}}mend: {_printable(finding.mend)}")
+        _say(f"{'':<9}{'':<{WIDTH}}why: {finding.why}")
+        _say(f"{'':<9}{'':<{WIDTH}}mend: {finding.mend}")
 
 
 def _rich(findings: list[Finding]) -> None:
@@ -113,8 +113,13 @@ def _rich(findings: list[Finding]) -> None:
     Console().print(table)
 
 
+def _say(line: str) -> None:
+    print(_printable(line))
+
+
 def _printable(text: str) -> str:
-    """Titles of processes and words of other programs may hold anything, also codes that a terminal obeys."""
+    """Facts of another machine, titles of processes and words of other programs may hold anything, also codes that a
+    terminal obeys, and ends of lines that would make two findings of one."""
     return "".join(sign if sign.isprintable() else " " for sign in text)
 
 

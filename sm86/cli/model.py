@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sm86.cli.guard import whole_number
+from sm86.cli.guard import require_values, whole_number
 from sm86.cli.model_view import Bar, show, show_todo
 from sm86.errors import EXIT_OK, CheckFailed, CouldNotRun
 from sm86.files import write_atomic
@@ -34,6 +34,7 @@ def check(
     folder: also a hub cache's folder; lock: the lock file (default: the one beside the folder, where there is one);
     hash: read every byte and compare its SHA-256 with the lock's.
     """
+    require_values(folder=folder, envelope=envelope, lock=lock)
     place = locate(Path(folder))
     known = _lock_of(place, lock)
     model = _model(envelope)
@@ -61,6 +62,7 @@ def lock(
     lock: the file to write (default: beside the folder); repository, revision: where it came from, if the folder does
     not tell; update: replace a lock that differs.
     """
+    require_values(folder=folder, lock=lock, repository=repository, revision=revision)
     place = locate(Path(folder))
     path = Path(lock) if lock else place.lock_path
     size = bytes_to_hash(place)
@@ -108,6 +110,7 @@ def fetch(
     from sm86.host.hub_fetch import CONNECTIONS, Fetch, require_room
     from sm86.host.hub_token import find_token
 
+    require_values(to=to, envelope=envelope, repository=repository, revision=revision, token_file=token_file)
     model = _model(envelope)
     target = Path(to) if to else _models_folder(model)
     if target.exists():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sm86.cli.guard import whole_number
+from sm86.cli.guard import require_values, whole_number
 from sm86.cli.plan_input import read_model, read_rig
 from sm86.errors import EXIT_FINDING, EXIT_OK, CouldNotRun
 from sm86.fit import memory_plan
@@ -77,6 +77,7 @@ def plan(
     Returns 0, or 1 where something does not fit for sure, or a log is not as predicted. Raises CouldNotRun for bad
     input and for questions that exclude each other, CheckFailed where nothing fits.
     """
+    require_values(envelope=envelope, rig=rig, model=model, check=check, what_if=what_if, out=out, png=png)
     options = Options(
         context=whole_number(context, "context", 1, MOST),
         sequences=whole_number(sequences, "sequences", 1, 4096),

@@ -24,6 +24,9 @@ NOT_KNOWN = frozenset(
 
 LINK = re.compile(r"X|NV[0-9]{0,2}|PIX|PXB|PHB|NODE|SYS")
 
+UUID = re.compile(r"[A-Za-z0-9-]{1,80}")
+"""What NVML calls a GPU; it is shown as a line for `.env`, where anything else could be a second setting."""
+
 MEND = "give what `invoke doctor --json` or `--bundle` wrote, or the text of `nvidia-smi topo -m`"
 
 
@@ -87,6 +90,11 @@ def _refuse_nonsense(rig: Rig, where: str) -> None:
         for gpu in gpus
         for amount in (gpu.memory_total, gpu.memory_free)
         if amount is not None and amount < 0
+    ]
+    problems += [
+        f"GPU {gpu.index} has the UUID {gpu.uuid!r}"
+        for gpu in gpus
+        if gpu.uuid is not None and not UUID.fullmatch(gpu.uuid)
     ]
     if [gpu.index for gpu in gpus] != list(range(len(gpus))):
         problems.append(f"its GPUs are numbered {', '.join(str(gpu.index) for gpu in gpus)}")

@@ -23,7 +23,7 @@ _AFFINITY = re.compile(r"CPU Affinity|NUMA Affinity|GPU NUMA ID")
 _GPU = re.compile(r"GPU[0-9]{1,3}")
 _ROW = re.compile(r"\s*GPU([0-9]{1,3})(?=[\s]|$)")
 _CPUS = re.compile(r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*")
-_NODES = re.compile(r"[0-9]+(?:[-,][0-9]+)*")
+_NODES = re.compile(r"[0-9]{1,4}(?:[-,][0-9]{1,4})*")
 
 MEND = "give the whole output: nvidia-smi topo -m > topo.txt"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -54,4 +55,4 @@ def spread(gpus: Sequence[Gpu], read: Callable[[Gpu], T], write: Callable[[T], s
 def version_numbers(text: str) -> tuple[int, ...]:
     """ "580.126.09" as (580, 126, 9); empty where it is no version."""
     parts = text.split(".")
-    return tuple(map(int, parts)) if all(part.isascii() and part.isdigit() for part in parts) else ()
+    return tuple(map(int, parts)) if all(re.fullmatch("[0-9]{1,9}", part) for part in parts) else ()

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from sm86.cli import doctor, model, plan
 from sm86.cli.guard import guard, whole_number
 from sm86.errors import CheckFailed, CouldNotRun
 
@@ -118,3 +119,22 @@ def test_a_character_that_the_terminal_cannot_show_is_written_as_its_number():
 def test_the_reader_may_leave():
     done = run("print('x\\n' * 1_000_000)", "| head -1 >/dev/null")
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: plan.plan(envelope=""),
+        lambda: plan.plan(rig=" "),
+        lambda: plan.plan(fit=True, out=""),
+        lambda: doctor.doctor(from_file=""),
+        lambda: doctor.doctor(envelope="", from_file="x"),
+        lambda: model.check(""),
+        lambda: model.lock(".", lock=""),
+        lambda: model.fetch(token_file=""),
+    ],
+)
+def test_an_option_without_a_value_is_not_its_default(call):
+    """A shell's unset variable: the command would do something else than was asked for."""
+    with pytest.raises(CouldNotRun, match="is empty"):
+        call()

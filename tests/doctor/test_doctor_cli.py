@@ -100,9 +100,9 @@ def big(path: Path) -> None:
     ("make", "words"),
     [
         (lambda path: None, "No such file"),
-        (lambda path: path.mkdir(), "no plain file"),
-        (os.mkfifo, "no plain file"),
-        (lambda path: path.symlink_to("/dev/zero"), "no plain file"),
+        (lambda path: path.mkdir(), "not a regular file"),
+        (os.mkfifo, "not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
         (lambda path: path.symlink_to(path), "symbolic links"),
         (big, "larger than 16 MiB"),
         (lambda path: path.write_bytes(b""), "is empty"),
@@ -217,6 +217,41 @@ def test_words_of_others_cannot_steer_a_terminal(capsys, tmp_path) -> None:
     cli.doctor(from_file=str(tmp_path / "facts.json"))
     told = capsys.readouterr().out
     assert "\x1b" not in told and "\nok       xid               \n" not in told
+
+
+def test_no_fact_of_another_machine_can_steer_a_terminal(capsys, tmp_path) -> None:
+    """Every text in it, one after the other: none reaches the terminal as a code, nor makes a line of its own."""
+    value = json.loads(json.dumps(to_json(BAD)))
+    evil = "x\x1b]0;title\x07\nok       xid               no Xid since boot"
+
+    def texts(part):
+        for key, item in part.items() if isinstance(part, dict) else enumerate(part):
+            if isinstance(item, str):
+                yield part, key
+            elif isinstance(item, dict | list):
+                yield from texts(item)
+
+    path, shown = tmp_path / "facts.json", 0
+    for part, key in list(texts(value["facts"])):
+        kept, part[key] = part[key], evil
+        path.write_text(json.dumps(value))
+        part[key] = kept
+        try:
+            cli.doctor(from_file=str(path))
+        except CouldNotRun:
+            continue
+        told = capsys.readouterr().out
+        shown += "0;title" in told
+        assert "\x1b" not in told and "\nok       xid               no Xid" not in told, key
+    assert shown > 10
+
+
+def test_what_was_found_is_shown_even_where_it_cannot_be_written(tmp_path, capsys) -> None:
+    (tmp_path / "bundle").mkdir()
+    for as_json in (False, True):
+        with pytest.raises(CouldNotRun):
+            cli.doctor(from_file=BAD_FILE, bundle=str(tmp_path / "bundle"), json=as_json)
+        assert "peer-access" in capsys.readouterr().out
 
 
 def test_the_task(tmp_path) -> None:

@@ -14,7 +14,9 @@ from sm86.doctor.facts import Disk, Gpu, GpuProcess, HostBandwidth, Pcie, PeerCo
 from sm86.doctor.facts_json import from_json, from_text, to_json
 from sm86.doctor.judge import judge
 from sm86.doctor.redact import redacted
+from sm86.doctor.topo_text import from_topo_text
 from sm86.doctor.want import Want
+from sm86.doctor.words import version_numbers
 from sm86.errors import CouldNotRun
 from tests.doctor.rigs import FOLDER
 
@@ -79,6 +81,7 @@ def test_numbers_of_writers_that_know_floats_only() -> None:
         (lambda value: value["facts"]["topology"].update(links=[["X"]]), "2 GPUs and a topology of 1"),
         (lambda value: value["facts"].update(gpus=None), "0 GPUs and a topology of 2"),
         (lambda value: value["facts"]["topology"].update(links=[["X", "FAR"], ["PHB", "X"]]), "a link 'FAR'"),
+        (lambda value: value["facts"]["gpus"][0].update(uuid="GPU-1\nA=1"), "the UUID"),
     ],
 )
 def test_what_cannot_be_facts_is_refused(change, words: str) -> None:
@@ -134,3 +137,10 @@ def test_facts_that_somebody_edited_are_judged_or_refused(changes) -> None:
     json.dumps(report_to_json(rig, judge(rig, Want())))
     shown = redacted(rig, ("zeppelin",))
     judge(shown, Want())
+
+
+def test_versions_and_nodes_of_thousands_of_digits_are_none() -> None:
+    assert version_numbers("580.126.09") == (580, 126, 9)
+    assert version_numbers("580." + "9" * 5000) == version_numbers("580.\u00b2") == ()
+    nodes = "\tGPU0\tGPU1\tNUMA Affinity\nGPU0\tX\tPIX\t" + "9" * 5000 + "\nGPU1\tPIX\tX\t1\n"
+    assert [gpu.numa for gpu in from_topo_text(nodes, "t").gpus or ()] == [None, 1]
