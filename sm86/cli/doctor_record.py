@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from sm86.doctor.as_json import report_to_json
 from sm86.doctor.facts import Rig
@@ -36,7 +37,20 @@ def to_record(rig: Rig, report: Report, envelope: Envelope, started: datetime, s
         envelope_digest=envelope.digest(),
         started=started,
         seconds=round(seconds, 3),
-        conditions=Conditions(engine="cuda", mark=report.mark, gpus=gpus),
+        conditions=Conditions(engine="cuda", mark=report.mark, gpus=gpus, host=_host(rig)),
         verdicts=tuple(Verdict(one.rule, one.state, f"{one.what}. {one.mend}".rstrip(". ")) for one in report.findings),
         details={"placement": values["placement"], "missed": values["missed"], "facts": values},
     )
+
+
+def _host(rig: Rig) -> dict[str, Any]:
+    """The machine as other records name it; the facts may be another machine's, from a file."""
+    host = rig.host
+    facts: dict[str, Any] = {
+        "cpu": host.cpu,
+        "cores": host.cores,
+        "memory_mib": None if host.memory_total is None else host.memory_total >> 20,
+        "kernel": host.kernel,
+        "system": host.system,
+    }
+    return {name: value for name, value in facts.items() if value is not None}

@@ -45,6 +45,11 @@ def guard(call: Callable[[], int]) -> int:
         # the reader (a pager, head) has gone; Python would complain again when it closes stdout
         _to_nowhere(sys.stdout)
         return EXIT_COULD_NOT_RUN
+    except SystemExit as end:
+        # rich ends the program with 1 for it, which here is a finding
+        if isinstance(end.__context__, BrokenPipeError):
+            return EXIT_COULD_NOT_RUN
+        raise
     except Exception as error:
         if isinstance(error, OSError) and (_unwritable() or error.errno in FULL):
             where = error.filename or "the output"

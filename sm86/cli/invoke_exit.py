@@ -56,7 +56,8 @@ def _mind_the_output() -> None:
             try:
                 original(self)
             finally:
-                sys.stdout.flush()
+                if sys.stdout is not None:  # closed before the start
+                    sys.stdout.flush()
         except OSError as error:
             raise Exit(code=guard(partial(_raise, error))) from None
 

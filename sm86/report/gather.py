@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sm86.record import Conditions, Record
-from sm86.report.marks import CPU, UNKNOWN, identity, machine_name, mark_of, uuids_of
+from sm86.report.marks import CPU, UNKNOWN, host_of, identity, machine_name, mark_of, uuids_of
 from sm86.spec import Envelope
 
 
@@ -126,6 +126,13 @@ class _Group:
             return bool(self.uuids & other.uuids)
         return bool(self.names & other.names)
 
+    def may_have(self, nameless: Entry) -> bool:
+        """Whether a record without GPUs can be of this machine: of its engine, and not of another host."""
+        conditions = nameless.record.conditions
+        hosts = {host_of(entry.record) for entry in self.entries} - {None}
+        own = host_of(nameless.record)
+        return self.engine == conditions.engine and (own is None or not hosts or own in hosts)
+
 
 def _machines(entries: Sequence[Entry]) -> list[Machine]:
     groups: list[_Group] = []
@@ -147,7 +154,7 @@ def _machines(entries: Sequence[Entry]) -> list[Machine]:
     alone: dict[tuple[str, str], list[Entry]] = {}
     for entry in nameless:
         conditions = entry.record.conditions
-        fitting = [index for index, group in enumerate(groups) if group.engine == conditions.engine]
+        fitting = [index for index, group in enumerate(groups) if group.may_have(entry)]
         if len(fitting) == 1 and conditions.mark != UNKNOWN:
             joined_to.setdefault(fitting[0], []).append(entry)
         else:

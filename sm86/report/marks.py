@@ -46,10 +46,13 @@ def identity(record: Record) -> tuple[str, ...] | None:
     names = sorted(str(gpu["name"]) for gpu in record.conditions.gpus if gpu.get("name"))
     if names:
         return tuple(names)
+    return host_of(record) if record.conditions.engine == "cpu" else None
+
+
+def host_of(record: Record) -> tuple[str, ...] | None:
+    """The host's CPU and size; None where the record does not say."""
     host = record.conditions.host
-    if record.conditions.engine == "cpu" and host.get("cpu"):
-        return (str(host["cpu"]), str(host.get("cores")), str(host.get("memory_mib")))
-    return None
+    return (str(host["cpu"]), str(host.get("cores")), str(host.get("memory_mib"))) if host.get("cpu") else None
 
 
 def machine_name(records: Sequence[Record]) -> str:
@@ -68,4 +71,5 @@ def machine_name(records: Sequence[Record]) -> str:
         return "1 GPU without a name" if count == 1 else f"{count} GPUs without names"
     if any(record.conditions.engine == "cpu" for record in records):
         return "a CPU that was not recorded"
-    return "GPUs that were not recorded"
+    cpu = next((str(record.conditions.host["cpu"]) for record in records if record.conditions.host.get("cpu")), None)
+    return f"{cpu}, no GPU recorded" if cpu else "GPUs that were not recorded"

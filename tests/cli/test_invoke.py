@@ -89,6 +89,25 @@ def test_help_that_nobody_reads_ends_without_a_traceback(arguments):
             assert len(done.stderr.splitlines()) == words, done.stderr
 
 
+def test_a_table_that_nobody_reads_is_no_finding():
+    """rich ends a program whose reader has gone with 1."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "wb") as gone:
+        for arguments in (("envelopes",), ("trace", "tests/trace/data/t01_hta_a100_cudagraph70.json.gz")):
+            done = subprocess.run(
+                [sys.executable, "-m", "invoke", *arguments], cwd=ROOT, stdout=gone, stderr=subprocess.PIPE, text=True
+            )
+            assert (done.returncode, done.stderr) == (2, "")
+
+
+def test_a_stdout_that_was_closed_before_the_start_ends_in_words():
+    command = 'exec "$0" -m invoke envelopes >&-'
+    done = subprocess.run(["/bin/sh", "-c", command, sys.executable], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 2 and "output is closed" in done.stderr
+
+
 def test_envelopes_as_json():
     done = invoke("envelopes", "--json")
     values = json.loads(done.stdout)

@@ -174,6 +174,18 @@ class TestMachines:
         other = replace(one, conditions=made_up.conditions(gpus=({"uuid": "GPU-99", "name": "RTX 3090"},)))
         assert len(self.machines([one, other, bare])) == 3
 
+    def test_a_record_of_another_host_does_not_join(self) -> None:
+        """A rig check on a laptop is none of the rig's: neither of them names a GPU that could tell."""
+        laptop = {"cpu": "Laptop CPU", "cores": 4, "memory_mib": 16000}
+        rig = made_up.bench("sm86-262k", 57.25)
+        there, here = (
+            made_up.record("doctor", "sm86-262k", 9, conditions=made_up.conditions(gpus=(), **host))
+            for host in ({"host": laptop}, {})
+        )
+        names = [machine.name for machine in self.machines([rig, there])]
+        assert names == ["8 x NVIDIA GeForce RTX 3090", "Laptop CPU, no GPU recorded"]
+        assert len(self.machines([rig, here])) == 1
+
     def test_a_number_of_unknown_conditions_stands_alone(self) -> None:
         unknown = made_up.bench("sm86-262k", 99.0, conditions=made_up.conditions(gpus=(), mark="conditions unknown"))
         rig, alone = self.machines([made_up.bench("sm86-262k", 57.25), unknown])
