@@ -35,6 +35,12 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
         "start it (sudo systemctl start docker, or Docker Desktop), then build again",
     ),
     (
+        "engine-died",
+        r"(?m)^unexpected EOF$|error reading from server: EOF|code = Unavailable|transport is closing",
+        "the Docker engine ended while it built",
+        "start it again and repeat the build: finished steps and compiled objects are kept (its log says why)",
+    ),
+    (
         "no-rights",
         r"permission denied while trying to connect|dial unix \S+: connect: permission denied",
         "this user may not talk to the Docker engine",

@@ -26,6 +26,7 @@ def read(name: str) -> Progress:
         ("base", "base", "[internal] load metadata for docker.io/library/python:3.12.12-slim-bookworm"),
         ("certificate", "certificate", "RUN python3 -m venv /v && /v/bin/pip install --retries 0 idna==3.10"),
         ("client", "client", None),
+        ("engine-died", "engine-died", None),
         ("hash", "hash", "RUN PIP_CERT=/etc/ssl/certs/ca-certificates.crt /v/bin/pip install --no-deps ..."),
         ("memory", "memory", "RUN python3 -c 'import os; os.kill(os.getpid(), 9)'"),
         ("network-apt", "network", "RUN apt-get update && apt-get install -y libnuma1"),
@@ -61,6 +62,8 @@ def test_a_recorded_failure_is_named_with_its_step(name, kind, step):
         ("fatal: unable to access: Could not resolve host: example.org", "network"),
         ("the --mount option requires BuildKit. Refer to https://docs.docker.com/go/buildkit/", "no-buildkit"),
         ("process did not complete successfully: exit code: 137", "memory"),
+        ("rpc error: code = Unavailable desc = error reading from server: EOF", "engine-died"),
+        ("SSLError: [SSL: UNEXPECTED_EOF] unexpected EOF while reading, Max retries exceeded with url", "network"),
         ("segfault in the compiler", "client"),
     ],
 )  # fmt: skip
