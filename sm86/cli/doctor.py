@@ -59,24 +59,34 @@ def doctor(
     rig = read_rig(from_file) if from_file is not None else gather(spec, probe, image)
     report = judge(rig, want)
     seconds = time.monotonic() - clock
-    # what was found is shown before anything is written: a bad path must not lose minutes of a probe
+    fault = None
+    try:
+        if record:
+            _save_record(rig, report, spec, started, seconds)
+        if bundle is not None:
+            write_bundle(Path(bundle), rig, want)
+    except CouldNotRun as error:
+        # what was found is shown all the same: a bad path must not lose minutes of a probe
+        fault = error
     if json:
         print(json_module.dumps(report_to_json(rig, report), indent=2, ensure_ascii=False))
     else:
         from sm86.cli.doctor_view import show
 
         show(rig, report, "" if from_file is None else "standard input" if from_file == "-" else from_file)
-    if record:
-        from sm86.cli.doctor_record import to_record
-        from sm86.record import save
-
-        path = save(to_record(rig, report, spec, started, seconds))
-        print(f"record: {path}", file=sys.stderr)
+    if fault is not None:
+        raise fault
     if bundle is not None:
-        write_bundle(Path(bundle), rig, want)
         told = f"bundle: {bundle} (serial numbers, names, paths and addresses left out; look at it before you post it)"
         print(told, file=sys.stderr if json else sys.stdout)
     return report.exit_code
+
+
+def _save_record(rig: Rig, report: Report, spec: Envelope, started: datetime, seconds: float) -> None:
+    from sm86.cli.doctor_record import to_record
+    from sm86.record import save
+
+    print(f"record: {save(to_record(rig, report, spec, started, seconds))}", file=sys.stderr)
 
 
 def want_of(envelope: Envelope) -> Want:

@@ -62,7 +62,11 @@ def lock(
     lock: the file to write (default: beside the folder); repository, revision: where it came from, if the folder does
     not tell; update: replace a lock that differs.
     """
+    from sm86.host.hub import require_names
+
     require_values(folder=folder, lock=lock, repository=repository, revision=revision)
+    # they are what another rig fetches by, so they must be names
+    require_names(repository or "any/any", revision or "any")
     place = locate(Path(folder))
     path = Path(lock) if lock else place.lock_path
     size = bytes_to_hash(place)
@@ -209,10 +213,14 @@ def _write_lock(path: Path, made: Lock, before: Lock | None, update: bool) -> No
         return
     if before is not None and not update:
         raise CheckFailed(
-            f"{path} is a lock of other contents ({_pin(before)}) than these ({_pin(made)})",
+            f"{path} is a lock of other contents ({_told(before)}) than these ({_told(made)})",
             "invoke model.check shows what differs; --update replaces the lock",
         )
     write_atomic(path, made.text())
+
+
+def _told(lock: Lock) -> str:
+    return f"{lock.repository or 'repository not known'}, {_pin(lock)}, {len(lock.files)} files"
 
 
 def _pin(lock: Lock) -> str:

@@ -254,6 +254,17 @@ def test_what_was_found_is_shown_even_where_it_cannot_be_written(tmp_path, capsy
         assert "peer-access" in capsys.readouterr().out
 
 
+def test_a_reader_that_leaves_takes_no_bundle_with_it(tmp_path, monkeypatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    with pytest.raises(BrokenPipeError):
+        cli.doctor(from_file=BAD_FILE, bundle=str(tmp_path / "bundle.json"))
+    assert json.loads((tmp_path / "bundle.json").read_text())["redacted"] is True
+
+
 def test_the_task(tmp_path) -> None:
     argv = [sys.executable, "-m", "invoke", "doctor", "--from", BAD_FILE, "--json"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)

@@ -130,3 +130,12 @@ def test_a_profile_that_cannot_be_is_refused(tmp_path, old, new, word):
     path.write_text(GOOD.replace(old, new))
     with pytest.raises(CouldNotRun, match=word):
         load_rig(path)
+
+
+def test_what_the_driver_keeps_is_the_published_rigs():
+    """23.69 GiB of 24576 MiB on a 3090, and the same assumed of a GPU that no profile knows."""
+    rtx3090 = PROFILES["8x3090"]
+    assert rtx3090.memory_mib - rtx3090.usable_mib == CUDA_RESERVE // MIB == 318
+    assert round(rtx3090.usable_mib / 1024, 2) == 23.69
+    unknown = of_facts(facts(gpu(0, name="Another GPU")), shipped_rigs())
+    assert unknown.gpus[0].total == TOTAL - 318 * MIB and "is an estimate" in unknown.notes[0]

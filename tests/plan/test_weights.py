@@ -16,9 +16,11 @@ from sm86.plan.weights import (
     EXPERTS,
     PLACEHOLDERS,
     SLACK_PER_LAYER,
+    VOCABULARY,
     checkpoint_bytes,
     draft_bytes,
     layer_tensors,
+    padded_vocabulary,
     require_ranks,
     top_tensors,
     weights,
@@ -182,3 +184,12 @@ def test_classes_are_disjoint_and_whole():
     assert named | {t.belongs for t in top_tensors(FLASH)} | {PLACEHOLDERS} == set(CLASSES)
     half = replace(FLASH, ratios=FLASH.ratios[:21])
     assert weights(half, 8, 82).total < weights(FLASH, 8, 82).total
+
+
+def test_a_vocabulary_is_padded_before_it_is_divided():
+    """129280 rows need no padding; one row more takes 64 more, and a part of them on each rank."""
+    assert padded_vocabulary(FLASH) == FLASH.vocabulary
+    longer = replace(FLASH, vocabulary=FLASH.vocabulary + 1)
+    assert padded_vocabulary(longer) == FLASH.vocabulary + 64
+    grown = dict(weights(longer, 8, 82).by_class)[VOCABULARY] - dict(weights(FLASH, 8, 82).by_class)[VOCABULARY]
+    assert grown == 2 * 64 // 8 * FLASH.hidden * 2

@@ -341,3 +341,21 @@ def test_a_disk_that_fills_up_in_the_middle(hub: StandIn, tmp_path: Path) -> Non
     assert process.returncode == 2 and "cannot write to" in err and "what has come is kept" in err, err
     assert "Traceback" not in err and not (tmp_path / "m" / SHARD).exists()
     assert not (tmp_path / "m.lock.json").exists()
+
+
+@pytest.mark.parametrize(
+    "odd", [{"repository": "a b"}, {"revision": "x\ny"}, {"repository": "one"}, {"revision": ".."}]
+)
+def test_what_another_rig_could_not_fetch_is_not_locked(
+    folder: Path, capsys: pytest.CaptureFixture[str], odd: dict[str, str]
+) -> None:
+    assert guard(lambda: model.lock(str(folder), **odd)) == 2
+    assert "'" in capsys.readouterr().err
+    assert not (folder.parent / "m.lock.json").exists()
+
+
+def test_two_locks_are_told_apart_by_what_differs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert model.lock(str(folder), repository="one/model") == 0
+    assert guard(lambda: model.lock(str(folder), repository="other/model")) == 1
+    told = capsys.readouterr().err
+    assert "one/model" in told and "other/model" in told
