@@ -137,7 +137,7 @@ def test_a_second_command_waits_for_the_first(clone, steps):
     said: list[str] = []
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        waiter = threading.Thread(target=lambda: ensure(clone, said.append))
+        waiter = threading.Thread(target=lambda: ensure(clone, said.append), daemon=True)
         waiter.start()
         waiter.join(0.5)
         assert waiter.is_alive() and steps == []

@@ -174,7 +174,7 @@ def test_stopped_by_another_command_meanwhile(make, tmp_path):
             time.sleep(0.05)
         LocalEngine(envelope, 1, None, 2, tmp_path / "run").stop()
 
-    other = threading.Thread(target=stop)
+    other = threading.Thread(target=stop, daemon=True)
     other.start()
     result = boot_and_wait(engine, envelope)
     other.join()

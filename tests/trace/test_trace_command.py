@@ -229,7 +229,7 @@ def test_a_graph_without_any_time_is_no_graph_to_average(tmp_path: Path, capsys:
 def test_a_pipe_is_read_like_a_file(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    writer = threading.Thread(target=lambda: pipe.write_bytes(made.read_bytes()))
+    writer = threading.Thread(target=lambda: pipe.write_bytes(made.read_bytes()), daemon=True)
     writer.start()
     assert trace(str(pipe)) == 0
     writer.join()

@@ -144,7 +144,7 @@ def test_what_comes_too_late_for_a_pipe_is_left_out_and_said(tmp_path: Path) -> 
     text = reordered(path, "kernels first").read_bytes()
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    writer = threading.Thread(target=lambda: pipe.write_bytes(text))
+    writer = threading.Thread(target=lambda: pipe.write_bytes(text), daemon=True)
     writer.start()
     result = analyse(pipe, window=3000)
     writer.join()

@@ -83,7 +83,7 @@ def stranger(address: str, said: bytes) -> bytes:
 def test_only_who_knows_the_token_gets_the_segment(fd: int) -> None:
     offer = link.Offer(2)
     found: list[link.Link] = []
-    thread = threading.Thread(target=lambda: found.append(offer.hand_out(fd, 20)))
+    thread = threading.Thread(target=lambda: found.append(offer.hand_out(fd, 20)), daemon=True)
     thread.start()
     assert stranger(offer.address, b"0" * 64 + b"01") == b""
     assert stranger(offer.address, b"short") == b""
