@@ -16,7 +16,7 @@ from sm86.cli.engines import ROOT, parse_overrides
 from sm86.cli.guard import whole_number
 from sm86.cli.ladder_hands import LadderHands, say
 from sm86.cli.ladder_words import dry_run_json, dry_run_words, end_words
-from sm86.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, CouldNotRun, Sm86Error
+from sm86.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, CouldNotRun, Sm86Error, printable
 from sm86.files import read_regular, write_atomic
 from sm86.ladder import judge, matrix, summary
 from sm86.ladder import rungs as r
@@ -113,7 +113,7 @@ def ladder(
         print(
             json_module.dumps(dry_run_json(name, found, previous), indent=2)
             if json
-            else "\n".join((*dry_run_words(name, found, previous), *gate_note))
+            else "\n".join(printable(line) for line in (*dry_run_words(name, found, previous), *gate_note))
         )
         return EXIT_OK
     if not json:
@@ -173,7 +173,7 @@ def _end(options: Options, state: State, found: Sequence[Rung], hands: Any, agai
         print(json_module.dumps(record.to_json(), indent=2, ensure_ascii=False))
         print("\n".join(where), file=sys.stderr)
     else:
-        print("\n".join((*end_words(record, state, found), *where)))
+        print("\n".join(printable(line) for line in (*end_words(record, state, found), *where)))
     unproven = any(
         finding.startswith(f"{rule}:")
         for outcome in state.outcomes.values()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sm86.cli import boot_view
 from sm86.cli.engines import open_engine
 from sm86.cli.served import gpu_watcher, gpus_of
-from sm86.errors import CheckFailed, CouldNotRun, Sm86Error
+from sm86.errors import CheckFailed, CouldNotRun, Sm86Error, printable
 from sm86.files import write_atomic
 from sm86.ladder.rungs import Rung
 from sm86.measure.telemetry import summarise
@@ -113,8 +113,13 @@ class LadderHands:
         server = self._server(rung)
         if server.state().kind == MISSING:
             return
-        self._keep_log(rung, server)
-        stopped = server.stop()
+        try:
+            self._keep_log(rung, server)
+            stopped = server.stop()
+        except KeyboardInterrupt:
+            # who is impatient must not leave a server on the GPUs
+            server.stop()
+            raise
         self._running.pop(rung.key, None)
         if stopped.leftovers:
             raise CheckFailed(
@@ -176,4 +181,4 @@ class _Watched:
 
 
 def say(text: str) -> None:
-    print(f"sm86: {text}", file=sys.stderr, flush=True)
+    print(printable(f"sm86: {text}"), file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from sm86.cli import boot_view
 from sm86.cli.bench import progress
 from sm86.cli.engines import open_engine
 from sm86.cli.guard import whole_number
-from sm86.errors import EXIT_FINDING, EXIT_OK, CheckFailed, CouldNotRun
+from sm86.errors import EXIT_FINDING, EXIT_OK, CheckFailed, CouldNotRun, printable
 from sm86.json_text import parse as parse_json
 from sm86.measure.api_key import read_api_key
 from sm86.probe import dispatch as readouts
@@ -235,7 +235,11 @@ def _lines_of(server: ServerEngine) -> Lines:
 
 def _plain_rate(envelope: Envelope, conditions: Conditions, results: Path) -> float | None:
     """The newest benchmark's rate of the same envelope on the same engine; None where there is none to compare."""
-    record = latest(envelope.name, "bench", results)
+    try:
+        record = latest(envelope.name, "bench", results)
+    except CouldNotRun:
+        # a boot has been paid for; what it found does not hang on an older file
+        return None
     if record is None or record.conditions.mark != conditions.mark or record.envelope_digest != envelope.digest():
         return None
     if "SPECULATIVE_CONFIG" in record.conditions.overrides:
@@ -298,7 +302,7 @@ def _tell(
     print(f"  {verdict.text}")
     print("\n".join(kinds))
     for line in evidence:
-        print(f"  | {line}")
+        print(printable(f"  | {line}"))
     if mend:
         print(f"mend: {mend}")
     print(f"record: {path}")

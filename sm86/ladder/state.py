@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 from sm86.errors import CouldNotRun
@@ -26,6 +27,7 @@ FILE = "ladder.state"
 
 PASSED, FAILED, INERT, RUNNING = "passed", "failed", "inert", "running"
 STATES = (PASSED, FAILED, INERT, RUNNING)
+TEXTS = ("key", "state", "step", "text", "comparison", "started")
 
 START_ANEW = "go back to what it was, or begin anew with --restart"
 
@@ -196,6 +198,8 @@ def from_text(text: str, where: str) -> State:
             f"finish it with the program version that began it, or {mend}",
         )
     try:
+        # half of a surrogate pair can be spelled in JSON and written nowhere
+        json.dumps(values, ensure_ascii=False).encode()
         raw = values["identity"]
         identity = Identity(
             **{
@@ -212,7 +216,7 @@ def from_text(text: str, where: str) -> State:
         if conditions is not None and not isinstance(conditions, dict):
             raise ValueError("conditions that are no table")
         return State(identity, str(values["started"]), {outcome.key: outcome for outcome in outcomes}, conditions)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CouldNotRun(f"{where} is damaged: {error!r}", mend) from None
 
 
@@ -227,8 +231,12 @@ def _outcome(values: Any) -> Outcome:
     if values["state"] not in STATES:
         raise ValueError(f"state {values['state']!r}")
     numbers = [float(value) for name in ("tok_s", "each_tok_s") for value in values[name]]
-    if len(numbers) != len(values["tok_s"]) + len(values["each_tok_s"]):
+    if len(numbers) != len(values["tok_s"]) + len(values["each_tok_s"]) or not all(map(isfinite, numbers)):
         raise ValueError("rates")
+    texts = [values[name] for name in TEXTS]
+    texts += [text for name in ("findings", "records") for text in values[name]]
+    if not all(isinstance(text, str) for text in texts) or not isfinite(values["seconds"]):
+        raise ValueError("texts or seconds")
     return Outcome(
         **{
             **values,

@@ -165,3 +165,23 @@ def test_a_log_that_cannot_be_kept_does_not_keep_the_server(hands, tmp_path: Pat
     server = Server(RUNNING)
     hands(server).hands.down(CPU)
     assert server.did == ["stop"] and "cannot be kept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("moment", ["log", "stop"])
+def test_a_second_interrupt_does_not_leave_the_server(hands, moment: str) -> None:
+    class Impatient(Server):
+        def log_chunks(self, follow: bool, tail: int | None = None, this_run: bool = False) -> Iterator[bytes]:
+            if moment == "log":
+                raise KeyboardInterrupt
+            yield self.log
+
+        def stop(self) -> Stopped:
+            if moment == "stop" and not self.did:
+                self.did.append("interrupted")
+                raise KeyboardInterrupt
+            return super().stop()
+
+    server = Impatient(RUNNING)
+    with pytest.raises(KeyboardInterrupt):
+        hands(server).hands.down(RIG)
+    assert server.did[-1] == "stop" and server.state().kind == MISSING

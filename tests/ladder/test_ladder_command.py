@@ -149,6 +149,17 @@ def test_a_broken_state_is_told_and_restart_mends_it(run, text: str) -> None:
     assert run(restart=True)[0] == 0
 
 
+def test_a_name_in_the_state_sends_nothing_to_the_terminal(run) -> None:
+    run(hands=FakeHands(run.results, dict(OOM)))
+    path = run.results / "ladder-sequence" / s.FILE
+    values = json.loads(path.read_text())
+    values["started"] = "2026\x1b[2J"
+    values["outcomes"][0]["findings"] = ["odd\x1b[31m"]
+    path.write_text(json.dumps(values))
+    said = [*run(dry_run=True)[1:], *run()[1:], *run(hands=FakeHands(run.results), resume=True)[1:]]
+    assert "odd\\x1b[31m" in "".join(said) and "\x1b" not in "".join(said)
+
+
 @pytest.mark.parametrize("kind", ["folder", "pipe", "huge"])
 def test_a_state_that_is_no_plain_file_is_told_at_once(run, kind: str) -> None:
     path = run.results / "ladder-sequence" / s.FILE

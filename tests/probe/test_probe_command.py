@@ -174,6 +174,15 @@ def test_drafts_are_read_out_beside_the_benchmark_without_them(booted, tmp_path,
     assert settings[0].startswith("SPECULATIVE_CONFIG={") and "CUDAGRAPH_DISPATCH_DEBUG=1" in settings
 
 
+def test_a_damaged_benchmark_does_not_cost_the_probe(booted, tmp_path, capsys) -> None:
+    booted(log("NONE", "NONE"))
+    folder = tmp_path / booted.envelope.name
+    folder.mkdir()
+    (folder / "20260101T000000Z-bench.json").write_text("{")
+    assert cli.spec("e", "local", results_dir=tmp_path) == 1
+    assert list(folder.glob("*-probe*.json")) and "by design" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("config", ["none", "{}", "nonsense", '{"method":"mtp"}'])
 def test_a_wrong_config_is_told_before_a_boot(booted, config: str) -> None:
     booted(HIT)

@@ -207,6 +207,14 @@ class TestMachines:
         head, _, below = text.partition("Earlier benchmarks")
         assert "**41.5**" in head and "58.5" not in head and "58.5" in below
 
+    @pytest.mark.parametrize("sequences", [0, -1, None, "2"])
+    def test_a_benchmark_of_no_sequences_is_no_point_of_the_curve(self, sequences: object) -> None:
+        odd = made_up.bench("sm86-262k", 57.25)
+        odd = replace(odd, details={**odd.details, "sequences": sequences})
+        others = [made_up.bench(name, 90.0) for name in ("sm86-176k-2seq", "sm86-114k-3seq")]
+        text = section(text_of([odd, *others]), "Curve")
+        assert "R1" in text and text.count("[R") == 2
+
 
 class TestKinds:
     def test_a_kind_that_nobody_knows_is_listed(self) -> None:

@@ -230,7 +230,7 @@ def curve(gathered: Gathered, machine: Machine) -> Section | None:
     for name in machine.envelopes():
         entry = machine.latest("bench", name)
         sequences = part(entry.record, "sequences") if entry else None
-        if entry is None or not isinstance(sequences, int) or not is_good(entry.record):
+        if entry is None or not isinstance(sequences, int) or sequences < 1 or not is_good(entry.record):
             continue
         number = aggregate(entry.record)
         assert number is not None
