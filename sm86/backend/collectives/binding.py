@@ -21,8 +21,8 @@ REFUSALS = {
     -1: "the message's size is not a multiple of 16 bytes, or above what the segment holds",
     -2: "the plan does not fit the message",
     -3: "the tensors are not 16-byte aligned",
-    -4: "the group has stopped",
-    -5: "the segment is not this version's, or the ranks are out of range",
+    -4: "the segment is not this version's, or the ranks are out of range",
+    -5: "the GPU cannot hold all blocks of the largest call at once, and they wait for each other",
 }
 
 

@@ -37,6 +37,23 @@ def cache_path() -> Path:
 
 def build(output: Path) -> Path:
     """Compile into `output` (written beside it and renamed). Raises Refused without nvcc or when it fails."""
+    _compile(output)
+    return output
+
+
+def cuda_resources(output: Path | None = None) -> list[tuple[str, str, int, int, int, int, str]]:
+    """(kernel, form, registers, spill bytes, shared bytes, warps, PTX) of each kernel, from ptxas for sm_86.
+
+    The library that was compiled for it is kept as `output`, if that is given.
+    """
+    if output is not None:
+        return resources_of(*_compile(output))
+    with tempfile.TemporaryDirectory() as folder:
+        return resources_of(*_compile(Path(folder) / LIBRARY))
+
+
+def _compile(output: Path) -> tuple[str, str]:
+    """(what ptxas said, the PTX): one run of nvcc for all of it, which takes long on a busy machine."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise Refused(
@@ -48,26 +65,14 @@ def build(output: Path) -> Path:
         made = Path(folder) / LIBRARY
         define = f'-DSM86_SOURCE_HASH="{source_hash()}"'
         shared = ["--shared", "-Xcompiler", "-fPIC"]
-        command = [nvcc, *FLAGS, *link_flags(nvcc), define, *shared, str(SOURCE), "-o", str(made)]
+        told = ["-Xptxas", "-v", "--keep", "--keep-dir", folder]
+        command = [nvcc, *FLAGS, *link_flags(nvcc), define, *shared, *told, str(SOURCE), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise Refused(f"nvcc failed on {SOURCE.name}: {done.stderr.strip()[-400:]}", "see nvcc's words above")
+        ptx = next(Path(folder).glob("*.ptx")).read_text()
         os.replace(made, output)
-    return output
-
-
-def cuda_resources() -> list[tuple[str, str, int, int, int, int, str]]:
-    """(kernel, form, registers, spill bytes, shared bytes, warps, PTX) of each kernel, from ptxas for sm_86."""
-    nvcc = find_nvcc()
-    if nvcc is None:
-        raise Refused("there is no nvcc", "install the CUDA compiler")
-    with tempfile.TemporaryDirectory() as folder:
-        base = [nvcc, "-O3", "-std=c++17", "-arch=compute_86"]
-        ptx_file = Path(folder) / "kernel.ptx"
-        subprocess.run([*base, "-ptx", str(SOURCE), "-o", str(ptx_file)], check=True, capture_output=True)
-        cubin = ["-code=sm_86", "-Xptxas", "-v", "-cubin", str(SOURCE), "-o", str(Path(folder) / "kernel.cubin")]
-        log = subprocess.run([*base, *cubin], check=True, capture_output=True, text=True).stderr
-        return resources_of(log, ptx_file.read_text())
+    return done.stderr, ptx
 
 
 def resources_of(log: str, ptx: str) -> list[tuple[str, str, int, int, int, int, str]]:

@@ -67,6 +67,8 @@ class HostAllReduce:
         self.world = exchange.world * local_ranks
         self.first_rank = exchange.rank * local_ranks
         self.numa_node = -1
+        self._device_type = "cpu"
+        self._left: set[int] = set()
         self.failure: CollectiveFailed | None = None
         self.plans: dict[int, Plan] = {}
         self.on_failure = on_failure
@@ -159,6 +161,7 @@ class HostAllReduce:
         bus = ctypes.create_string_buffer(32)
         if self._library.sm86_ar_bus(self.device, bus, 32) == 0:
             self.numa_node = numa_node(bus.value.decode())
+            self._device_type = "cuda"
         for local in range(self.local_ranks):
             rank = self.first_rank + local
             self._library.sm86_ar_prepare(self._map.address, self.world, self.max_bytes, rank, self.numa_node)
@@ -181,12 +184,14 @@ class HostAllReduce:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Whether this tensor can go this way; depends on type, size and layout alone, which all ranks share."""
+        """Whether this tensor can go this way; depends on type, size, layout and kind of memory alone, which all ranks
+        share."""
         import torch
 
         size = tensor.numel() * tensor.element_size()
         return (
             tensor.dtype in (torch.bfloat16, torch.float32)
+            and tensor.device.type == self._device_type
             and tensor.is_contiguous()
             and size % self.local_ranks == 0
             and takes(size // self.local_ranks, self.max_bytes)
@@ -210,8 +215,10 @@ class HostAllReduce:
             tensor = tensor.clone()  # a view into another tensor; a new one is aligned
         if out is None:
             out = torch.empty_like(tensor)
-        elif out.dtype != tensor.dtype or out.numel() != tensor.numel() or not out.is_contiguous():
-            raise ValueError("`out` must have the message's type and size")
+        elif (out.dtype, out.device, out.numel()) != (tensor.dtype, tensor.device, tensor.numel()) or not (
+            out.is_contiguous()
+        ):
+            raise ValueError("`out` must have the message's type, device and size")
         size = tensor.numel() * tensor.element_size() // self.local_ranks
         kind = binding.BF16 if tensor.dtype == torch.bfloat16 else binding.F32
         # (the CPU build of the library has no streams)
@@ -278,8 +285,13 @@ class HostAllReduce:
         while not self._closing.is_set():
             for process in self._link.gone(WATCH_S):
                 ranks = range(process * self.local_ranks, (process + 1) * self.local_ranks)
-                if not self._closing.is_set() and not self._library.sm86_ar_is_closed(self._map.address, ranks[0]):
+                if self._library.sm86_ar_is_closed(self._map.address, ranks[0]):
+                    self._left.update(ranks)
+                elif not self._closing.is_set():
                     self._library.sm86_ar_stop(self._map.address, PEER_GONE, self.first_rank, mask_of(ranks))
+            missed = self._missed()
+            if missed and not self._closing.is_set():
+                self._library.sm86_ar_stop(self._map.address, PEER_GONE, self.first_rank, mask_of(missed))
             stopped, verdict = self.status()
             # the record follows the stop word within microseconds, if there is one
             stopped_looks += stopped
@@ -288,6 +300,17 @@ class HostAllReduce:
                 if self.on_failure is not None:
                     self.on_failure(self.failure)
                 return
+
+    def _missed(self) -> tuple[int, ...]:
+        """Ranks that have left in order, and yet somebody who stays has entered a call that they never will."""
+        if not self._left:
+            return ()
+        entered = self.entered()
+        furthest = [count for rank, count in enumerate(entered) if rank not in self._left]
+        # counts of 32 bits that wrap: which is ahead is the sign of their difference
+        return tuple(
+            rank for rank in sorted(self._left) if any(0 < (n - entered[rank]) % 2**32 < 2**31 for n in furthest)
+        )
 
     def _mark_closed(self, address: int) -> None:
         self._closing.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 STOPPED_WORDS = "host all-reduce stopped"
@@ -59,6 +60,6 @@ def ranks_of(mask: int) -> tuple[int, ...]:
     return tuple(rank for rank in range(mask.bit_length()) if mask >> rank & 1)
 
 
-def mask_of(ranks: range | tuple[int, ...]) -> int:
+def mask_of(ranks: Iterable[int]) -> int:
     """The inverse of `ranks_of`."""
     return sum(1 << rank for rank in ranks)

@@ -246,15 +246,37 @@ cudaError_t load() {
   if (e == cudaSuccess) e = load<N, kOneShot>();
   return e != cudaSuccess ? e : load<N, kTwoShot>();
 }
-cudaError_t load(int world) {
-  switch (world) {
-    case 2: return load<2>();
-    case 3: return load<3>();
-    case 4: return load<4>();
-    case 5: return load<5>();
-    case 6: return load<6>();
-    case 7: return load<7>();
-    case 8: return load<8>();
+
+// A block waits for what other ranks' blocks publish. Where several ranks share this GPU those blocks must run at the
+// same time, and in the two-shot also those of one rank: a grid that the GPU cannot hold at once would wait for ever.
+constexpr int kUsualThreads = 256;
+template <int N, int ALGORITHM>
+cudaError_t holds(int processors, uint32_t vectors, int local_ranks, bool* whole) {
+  int blocks = 0;
+  const cudaError_t e =
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, all_reduce<N, ALGORITHM, kBf16>, kUsualThreads, 0);
+  *whole = *whole && (uint32_t)(blocks * processors) >= blocks_of(vectors, kUsualThreads, local_ranks);
+  return e;
+}
+template <int N>
+cudaError_t ready(const Layout& l, int processors, int local_ranks, bool* whole) {
+  cudaError_t e = load<N>();
+  if (e == cudaSuccess) e = holds<N, kPackets>(processors, l.max_packet_vectors, local_ranks, whole);
+  if (e == cudaSuccess) e = holds<N, kOneShot>(processors, l.max_vectors, local_ranks, whole);
+  return e != cudaSuccess ? e : holds<N, kTwoShot>(processors, l.max_vectors, local_ranks, whole);
+}
+cudaError_t ready(const Layout& l, int device, int local_ranks, bool* whole) {
+  int n = 0;
+  const cudaError_t e = cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device);
+  if (e != cudaSuccess) return e;
+  switch (l.world) {
+    case 2: return ready<2>(l, n, local_ranks, whole);
+    case 3: return ready<3>(l, n, local_ranks, whole);
+    case 4: return ready<4>(l, n, local_ranks, whole);
+    case 5: return ready<5>(l, n, local_ranks, whole);
+    case 6: return ready<6>(l, n, local_ranks, whole);
+    case 7: return ready<7>(l, n, local_ranks, whole);
+    case 8: return ready<8>(l, n, local_ranks, whole);
   }
   return cudaErrorInvalidValue;
 }
@@ -277,14 +299,15 @@ extern "C" void* sm86_ar_open(const Sm86ArOpen* o, int* error) {
   if (e == cudaSuccess) e = cudaHostGetDevicePointer((void**)&device_view, o->base, 0);
   if (e == cudaSuccess) e = cudaMalloc((void**)&state, sizeof(State));
   if (e == cudaSuccess) e = cudaMemset(state, 0, sizeof(State));
-  if (e == cudaSuccess) e = load(o->world);
+  bool whole = true;
+  if (e == cudaSuccess) e = ready(l, o->device, o->local_ranks, &whole);
   if (e == cudaSuccess) e = cudaDeviceSynchronize();
-  Handle* h = e == cudaSuccess ? new (std::nothrow) Handle : nullptr;
+  Handle* h = e == cudaSuccess && whole ? new (std::nothrow) Handle : nullptr;
   if (!h) {
     if (state) cudaFree(state);
     if (registered) cudaHostUnregister(o->base);
     cudaGetLastError();  // leave no error behind for whoever uses the device next
-    *error = e == cudaSuccess ? (int)cudaErrorMemoryAllocation : (int)e;
+    *error = e != cudaSuccess ? (int)e : whole ? (int)cudaErrorMemoryAllocation : kGpuTooSmall;
     return nullptr;
   }
   h->device = o->device;
@@ -311,7 +334,7 @@ extern "C" int sm86_ar_launch(void* handle, const Sm86ArLaunch* a, void* stream)
   c.readers = a->readers ? a->readers : h->local_ranks;
   // the keeper's threads are part of a block like any other
   const int threads = a->threads < kKeeperThreads ? kKeeperThreads : a->threads;
-  const uint32_t workers = (c.vectors + threads - 1) / threads;
+  const uint32_t workers = blocks_of(c.vectors, threads, 1) - 1;
   if (workers * (threads / 32) > kMostWarps) return kBadPlan;
   const dim3 grid(workers + 1, h->local_ranks);
   const cudaStream_t s = (cudaStream_t)stream;
@@ -349,6 +372,6 @@ extern "C" double sm86_ar_read_ns(void* handle, int reads) {
   return fine ? (double)ns / reads : -1;
 }
 
-// "0000:65:00.0" of a device; whether any other visible device can be reached by peer access: 1, 0 or negative.
+// "0000:65:00.0" of a device; 0, or a CUDA error code.
 extern "C" int sm86_ar_bus(int device, char* text, int size) { return (int)cudaDeviceGetPCIBusId(text, size, device); }
 extern "C" const char* sm86_ar_error(int code) { return cudaGetErrorString((cudaError_t)code); }

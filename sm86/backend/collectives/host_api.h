@@ -28,7 +28,7 @@ struct Sm86ArStatus {
 
 namespace sm86ar {
 
-enum Refusal { kBadSize = -1, kBadPlan = -2, kBadPointer = -3, kHasStopped = -4, kBadOpen = -5 };
+enum Refusal { kBadSize = -1, kBadPlan = -2, kBadPointer = -3, kBadOpen = -4, kGpuTooSmall = -5 };
 constexpr int kMostThreads = 512;
 
 inline int refusal_of(const Layout& l, const Sm86ArLaunch& a, int local_ranks) {
@@ -40,6 +40,11 @@ inline int refusal_of(const Layout& l, const Sm86ArLaunch& a, int local_ranks) {
   if (a.readers < 0 || a.readers > local_ranks) return kBadPlan;
   if (((uintptr_t)a.in | (uintptr_t)a.out) & 15) return kBadPointer;
   return 0;
+}
+
+// Of one kernel: every rank's workers, and one more for its keeper.
+inline uint32_t blocks_of(uint32_t vectors, int threads, int local_ranks) {
+  return ((vectors + threads - 1) / threads + 1) * local_ranks;
 }
 
 inline uint32_t seen(const uint32_t& word) { return __atomic_load_n(&word, __ATOMIC_ACQUIRE); }

@@ -178,8 +178,7 @@ void keep(Handle& h, int rank, uint32_t call) {
     message = h.message[old];
     sums = h.sums[old];
   }
-  rearm(j, message, sums, 1, h.memory);
-  h.memory.fence();
+  if (rearm(j, message, sums, 1, h.memory)) h.memory.fence();
 }
 
 template <int N, int TYPE>

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sm86.backend.attention.build import find_nvcc
 from sm86.backend.collectives import binding, build
+from sm86.backend.collectives.plan import PACKETS
 from sm86.backend.refusal import Refused
 from sm86.backend.testing.compiled import FORBIDDEN, faults_of
 
@@ -21,16 +24,49 @@ ptxas info    : Used 64 registers, used 1 barriers, 496 bytes cmem[0]
 """
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The library and what ptxas says of it, compiled once."""
+    output = tmp_path_factory.mktemp("collectives") / "lib.so"
+    return output, build.cuda_resources(output)
+
+
 @needs_nvcc
 @pytest.mark.timeout(600)
-def test_every_kernel_fits_and_none_spills() -> None:
-    rows = build.cuda_resources()
+def test_every_kernel_fits_and_none_spills(compiled: tuple[Path, Any]) -> None:
+    rows = compiled[1]
     assert len({row[1] for row in rows}) == len(rows) == 7 * 3 * 2, "2 to 8 ranks, three algorithms, two types"
     for _, form, registers, spills, shared, _, _ in rows:
         assert spills == 0 and shared == 0, form
         assert registers * 512 <= 65536, f"{form}: a block of 512 threads must start"
     assert faults_of(64, 0, 0, rows[0][6]) == () and FORBIDDEN
     assert "atom.sys" not in rows[0][6] and "red.sys" not in rows[0][6], "atomics need not reach host memory"
+
+
+@needs_nvcc
+@pytest.mark.timeout(600)
+def test_what_the_protocol_needs_of_the_instructions_is_there(compiled: tuple[Path, Any]) -> None:
+    """The CPU build has loads, stores and a fence of its own, so the GPU's are read from the PTX."""
+    kernels = re.findall(r"\.entry \S*all_reduceILi(\d)ELi(\d)E.*?\n\}", compiled[1][0][6], re.S)
+    texts = [found[0] for found in re.finditer(r"\.entry \S*all_reduceILi\dELi\dE.*?\n\}", compiled[1][0][6], re.S)]
+    assert len(texts) == len(kernels) == 42
+    for (ranks, algorithm), text in zip(kernels, texts, strict=True):
+        ranks, packets = int(ranks), int(algorithm) == PACKETS
+        plain = re.findall(r"\bld(?:\.volatile)?\.global\S*", text)
+        assert plain == ["ld.global.v4.u32"], "only the message itself may come from a cache"
+        # packets are pairs of 8 bytes; all peers' vectors are loaded whole, and from memory each time
+        wide = "v2.u64" if packets else "v4.u32"
+        assert text.count(f"ld.relaxed.sys.global.{wide}") >= 2 * ranks, (ranks, algorithm)
+        assert text.count(f"st.relaxed.sys.global.{wide}") >= (2 if packets else 1), (ranks, algorithm)
+        fence, barrier = text.index("fence.acq_rel.sys"), text.index("bar.sync")
+        assert text.count("fence.acq_rel.sys") == 1 and fence < barrier, "re-arming is ordered before the call ends"
+        assert text.rindex("st.relaxed.sys.global.v4.u32", 0, fence) < fence < text.rindex("st.relaxed.sys.global.u32")
+
+
+def test_every_refusal_has_its_words() -> None:
+    named = re.search(r"enum Refusal \{(.*?)\}", build.HEADERS[2].read_text(), re.S)
+    assert named is not None
+    assert sorted(int(code) for code in re.findall(r"= (-\d+)", named[1])) == sorted(binding.REFUSALS)
 
 
 @pytest.mark.parametrize(("stack", "stores", "loads", "spilled"), [(0, 0, 0, 0), (16, 0, 0, 16), (0, 8, 12, 20)])
@@ -47,9 +83,9 @@ def test_other_words_of_ptxas_are_no_pass() -> None:
 @needs_nvcc
 @pytest.mark.timeout(600)
 def test_the_library_knows_its_source_and_says_why_it_cannot_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiled: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = binding.load(build.build(tmp_path / "lib.so"))
+    library = binding.load(compiled[0])
     assert library.sm86_ar_source_hash().decode() == build.source_hash()
     assert library.sm86_ar_segment_bytes(8, 131072) < 16 << 20, "small enough for the GPUs' address translation"
     memory = ctypes.create_string_buffer(1 << 21)
@@ -65,7 +101,7 @@ def test_the_library_knows_its_source_and_says_why_it_cannot_open(
     assert "not this version's" in binding.words_of(library, error.value)
     monkeypatch.setattr(build, "source_hash", lambda: "0" * 16)
     with pytest.raises(Refused, match="was built from source"):
-        binding.load(tmp_path / "lib.so")
+        binding.load(compiled[0])
 
 
 def test_a_named_library_that_is_absent_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

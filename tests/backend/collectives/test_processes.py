@@ -159,6 +159,13 @@ def test_a_program_that_ends_has_left_and_did_not_fail(library: str, tmp_path: P
     assert run(Script(library, mixed(), world=3, leave=(1, 2)), tmp_path) == {0: {"wrong": 0}}
 
 
+@pytest.mark.parametrize("leave", [0, 1])
+def test_a_call_that_waits_for_a_rank_which_has_left_ends_at_once(library: str, tmp_path: Path, leave: int) -> None:
+    script = Script(library, mixed(), leave=(leave,), call_on=True, timeout_s=60.0)
+    report = run(script, tmp_path)[1 - leave]
+    assert f"the process of rank {leave} has ended" in report["failed"] and report["seconds"] < 30, report
+
+
 def test_two_groups_at_the_same_time(library: str, tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
