@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -24,6 +25,8 @@ def guard(call: Callable[[], int]) -> int:
     A fault of the program itself (any other exception) is told as such; SM86_TRACEBACK=1 shows where.
     """
     begun()
+    # where it cannot keep its settings it says so in three lines, which is nothing that a person could mend here
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     # a name in a log that the terminal's encoding cannot show must not end the command
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -16,8 +16,8 @@ from sm86.fit import memory_plan
 from sm86.fit.memory_plan import MemoryPlan
 from sm86.fit.rig import PlanRig
 from sm86.plan.memory import Server
-from sm86.plan.shape import Shape
-from sm86.spec import Envelope, load_all, load_envelope
+from sm86.plan.shape import FLASH, Shape
+from sm86.spec import Envelope, envelope_names, load_all, load_envelope
 
 WHAT_IF_CONTEXTS = (393_216, 524_288)
 MOST = 2**31
@@ -255,8 +255,17 @@ def _fit(
         batched_tokens=options.batched_tokens,
         async_scheduling=bool(options.async_scheduling),
     )
+    if shape != FLASH and not dry_run:
+        raise CouldNotRun(
+            "the envelope would be of the family that serves DeepSeek-V4-Flash, and --model is another one",
+            "give --dry-run to see what fits",
+        )
     found = search(rig, wish, shape)
     name = Path(out).stem if out else name_of(rig, found.best.server)
+    if name in envelope_names():
+        raise CouldNotRun(
+            f"{name} is a shipped envelope: records and services of the two would be mixed up", "give another --out"
+        )
     text = to_toml(found.best, rig, name)
     path = Path(out or f"{name}.toml")
     _require_loads(text, path.name)

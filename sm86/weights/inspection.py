@@ -131,7 +131,9 @@ def file_sizes(path: Path) -> dict[str, int]:
 
 def provenance(seen: Inspection) -> str:
     """Where the weights come from, in the runbook's terms."""
-    section = (seen.found.config or {}).get("quantization_config")
+    if seen.found.config is None:
+        return f"not known: {seen.found.config_problem}"
+    section = seen.found.config.get("quantization_config")
     if isinstance(section, dict) and section:
         version = section.get("autoround_version")
         by = f", written by AutoRound {str(version)[:40]}" if version else ""

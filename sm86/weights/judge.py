@@ -40,7 +40,9 @@ def judge(found: ModelFolder, wanted: Wanted, tokenizer: Finding) -> list[Findin
     findings = [_config(found)]
     if config is None:
         rules = ("architecture", "quantization", "packing", "autoround-version", "config-values")
-        findings += [Finding(rule, NOT_SEEN, "config.json could not be read", FETCH) for rule in rules]
+        findings += [
+            Finding(rule, NOT_SEEN, "config.json could not be read", _mend(found.config_problem)) for rule in rules
+        ]
     else:
         findings += [
             _architecture(config, wanted),

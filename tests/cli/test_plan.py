@@ -220,6 +220,20 @@ def test_fit_writes_one_envelope_that_loads(tmp_path, capsys):
         plan(fit=True, rig="4xa6000", out="4xa6000-1024k.toml", context="65536")
 
 
+def test_no_envelope_is_written_under_a_shipped_ones_name(tmp_path):
+    with pytest.raises(CouldNotRun, match="a shipped envelope"):
+        plan(fit=True, out=str(tmp_path / "sm86-262k.toml"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_envelope_is_written_for_a_model_that_its_family_does_not_serve(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(config_of(DEEP)))
+    with pytest.raises(CouldNotRun, match="another one"):
+        plan(fit=True, model=str(tmp_path))
+    assert plan(fit=True, model=str(tmp_path), dry_run=True) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
 def test_fit_dry_run_writes_nothing(tmp_path, capsys):
     assert plan(fit=True, dry_run=True) == 0
     assert "[serve]" in capsys.readouterr().out and list(tmp_path.iterdir()) == []

@@ -211,3 +211,14 @@ def test_a_refusal_whose_numbers_are_none_is_a_refusal_still():
         assert old in log
         found = states(judged(log.replace(old, new), DEEP))
         assert found["GPU KV cache size"] == NOT_APPLICABLE and found["engine minimum"] == state, new
+
+
+def test_lines_of_an_earlier_boot_are_not_the_last_ones():
+    """One boot was asynchronous and the other is not; each has its own checkpoint and memory, too."""
+    deep, proof = BOOTS["deep"][0].read_bytes(), PROOF.read_bytes()
+    for log, own in ((deep + proof, proof), (proof + deep, deep)):
+        last, alone = log_facts.read([log]), log_facts.read([own])
+        assert last.boots == 2
+        assert last.async_scheduling.value == alone.async_scheduling.value
+        assert last.checkpoint and alone.checkpoint and last.checkpoint.value == alone.checkpoint.value
+        assert last.usage is not None and alone.usage is not None and last.usage.free == alone.usage.free

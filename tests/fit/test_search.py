@@ -8,8 +8,12 @@ import pytest
 
 from sm86.errors import CheckFailed, CouldNotRun
 from sm86.fit.memory_plan import FITS, NO_FIT, UNCERTAIN, plan
-from sm86.fit.search import STEP_TOKENS, Wish, possible_ranks, search, with_context
+from sm86.fit.search import STEP_TOKENS, Wish, possible_ranks, search, used_bytes, with_context
+from sm86.plan import memory
+from sm86.plan.groups import pool_of
+from sm86.plan.memory import Server
 from sm86.plan.shape import FLASH
+from sm86.plan.units import total
 from tests.fit.fit_rigs import RIG, RIGS, rig_of
 
 
@@ -125,3 +129,26 @@ def test_possible_ranks():
 def test_gpus_held_by_others_get_less():
     free, held = search(RIG).best, search(rig_of(8, 23.69, used_mib=1500)).best
     assert held.server.context < free.server.context and held.utilization < free.utilization
+
+
+def test_loading_counts_where_it_takes_more_than_serving():
+    server = with_context(FLASH, Server(0, 1, 8, 128, False, 0, ()), 8192)
+    loading = memory.loading_peak(FLASH, server, 82)
+    parts = total(part.size for part in memory.parts(FLASH, pool_of(FLASH), server, 82))
+    assert loading.low > parts.low
+    used = used_bytes(FLASH, server, 82)
+    assert (used.low, used.high) == (loading.low, max(parts.high, loading.high))
+
+
+def test_what_fits_for_sure_comes_first():
+    """Where more sequences may fit and fewer do for sure, with a smaller batch."""
+    mixed = 0
+    for mib in range(24_258, 20_000, -64):
+        try:
+            found = search(rig_of(8, mib / 1024), Wish(context=131_072))
+        except CheckFailed:
+            break
+        sure = [candidate.sure for candidate in found.candidates]
+        assert sure == sorted(sure, reverse=True), mib
+        mixed += len(set(sure)) == 2
+    assert mixed

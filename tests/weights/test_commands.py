@@ -359,3 +359,12 @@ def test_two_locks_are_told_apart_by_what_differs(folder: Path, capsys: pytest.C
     assert guard(lambda: model.lock(str(folder), repository="other/model")) == 1
     told = capsys.readouterr().err
     assert "one/model" in told and "other/model" in told
+
+
+def test_a_config_that_cannot_be_read_says_nothing_of_the_weights(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "config.json").write_text("{")
+    assert model.check(str(folder)) == 1
+    told = capsys.readouterr().out
+    assert "provenance  not known: " in told and "not quantized" not in told

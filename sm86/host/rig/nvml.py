@@ -44,8 +44,11 @@ def ask(argv: tuple[str, ...] | None = None, silence_s: float = SILENCE_S, total
         if isinstance(item, Ended):
             if item.how == "silent":
                 state, problem = "hang", f"no answer within {silence_s:.0f} s"
-            elif item.how == "missing" or (count is None and state == "ok"):
-                state, problem = "error", "the question to NVML ended without an answer"
+            elif item.how == "missing":
+                # that says nothing of the driver
+                state, problem = "missing", f"{command[0]} could not be started to ask it"
+            elif count is None and state == "ok":
+                state, problem = "error", f"the question to NVML ended without an answer (code {item.code})"
             elif item.code and state == "ok":
                 state, problem = "error", f"the question to NVML ended with code {item.code}"
         elif "problem" in item:

@@ -102,6 +102,12 @@ def test_a_driver_that_kills_who_asks(ask) -> None:
     assert told.gpus is not None and len(told.gpus) == 8
 
 
+def test_one_who_cannot_ask_says_nothing_of_the_driver(tmp_path) -> None:
+    told = nvml.ask((str(tmp_path / "no-python"),))
+    assert told.state == "missing" and "could not be started" in (told.problem or "")
+    assert nvml.ask((sys.executable, "-c", "")).state == "error"
+
+
 def child(code: str, silence_s: float = PATIENT_S, total_s: float = PATIENT_S, stdin: bytes = b"") -> list:
     return list(json_lines((sys.executable, "-c", code), silence_s, total_s, stdin))
 
