@@ -3,7 +3,8 @@
     python benchmarks/allreduce_faults.py [--gpus N] [--calls 10000] [--only NAME,NAME] [--json FILE]
 
 One process per GPU and scenario. A scenario ends as pass, fail or not made (with the reason); the table says which.
-Exit code 0: all that were made passed; 1: one failed; 2: could not run (no GPU, no torch for CUDA, no library).
+Exit code 0: all that were made passed; 1: one failed; 2: none was made, or it could not run (no GPU, no torch for CUDA,
+no library).
 
 --emulate LIBRARY runs the scenarios on CPU processes with the tests' CPU build of the library: the program's own
 logic, marked emulated, and no word about a GPU.
@@ -29,6 +30,7 @@ from sm86.backend.collectives import binding  # noqa: E402
 from sm86.backend.collectives.failure import PEER_GONE, TIMED_OUT, CollectiveFailed, SetupFailed  # noqa: E402
 from sm86.backend.collectives.plan import NAMES, Plan  # noqa: E402
 from sm86.backend.testing.gpu_group import Group, gpus_for, tell  # noqa: E402
+from sm86.cli.guard import guard, whole_number  # noqa: E402
 from sm86.errors import EXIT_COULD_NOT_RUN, EXIT_FINDING, EXIT_OK, CouldNotRun  # noqa: E402
 from sm86.files import write_atomic  # noqa: E402
 
@@ -465,6 +467,12 @@ def main(argv: list[str] | None = None) -> int:
         unknown = [name for name in names if name not in SCENARIOS]
         if unknown:
             raise CouldNotRun(f"there is no scenario {unknown[0]!r}", f"the scenarios are: {'; '.join(SCENARIOS)}")
+        whole_number(arguments.calls, "calls", 1, 10**9)
+        whole_number(arguments.gpus, "gpus", 2, 8)
+        if not 1 <= arguments.limit <= 86_400:
+            raise CouldNotRun(f"--limit is {arguments.limit:g}", "give seconds from 1 to 86400")
+        if arguments.emulate and not Path(arguments.emulate).is_file():
+            raise CouldNotRun(f"there is no library {arguments.emulate}", "give the path of the tests' CPU build")
         gpus = [""] * (arguments.gpus or 2) if arguments.emulate else gpus_for(arguments.gpus)
     except CouldNotRun as fault:
         print(f"{fault.what}\n{fault.mend}", file=sys.stderr)
@@ -488,8 +496,16 @@ def main(argv: list[str] | None = None) -> int:
             "scenarios": {name: {"state": state, "words": words} for name, (state, words) in found.items()},
         }
         write_atomic(Path(arguments.json), json.dumps(document, indent=1) + "\n")
-    return EXIT_FINDING if any(state == FAIL for state, _ in found.values()) else EXIT_OK
+    return code_of([state for state, _ in found.values()])
+
+
+def code_of(states: list[str]) -> int:
+    """The exit code: what was not made is no pass."""
+    if FAIL in states:
+        return EXIT_FINDING
+    return EXIT_OK if PASS in states else EXIT_COULD_NOT_RUN
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # a rank's own words, traceback and all, are what its driver shows
+    sys.exit(main() if "--rank" in sys.argv else guard(main))

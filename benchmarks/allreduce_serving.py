@@ -35,6 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 from sm86.backend.testing.ask import complete, prompts  # noqa: E402
 from sm86.backend.testing.gpu_group import gpus_for  # noqa: E402
+from sm86.cli.guard import guard, whole_number  # noqa: E402
 from sm86.errors import EXIT_FINDING, EXIT_OK, CheckFailed, CouldNotRun  # noqa: E402
 from sm86.files import write_atomic  # noqa: E402
 from sm86.manifest import Entry, parse_line  # noqa: E402
@@ -174,6 +175,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if not set(modes) <= set(MODES):
             raise CouldNotRun(f"--modes {arguments.modes}: not of {', '.join(MODES)}", "use for example --modes 0,1")
+        whole_number(arguments.repeats, "repeats", 1, 1000)
         gpus = gpus_for(2)
         if not (Path(arguments.model) / "config.json").is_file():
             mend = f"make it: python -m sm86.backend.testing.checkpoint {arguments.model}"
@@ -199,4 +201,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guard(main))

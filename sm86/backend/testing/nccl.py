@@ -83,8 +83,8 @@ def transports(log: str) -> dict[str, int]:
     """How many channels NCCL says it built over each transport ("via SHM/direct" and so on). Pure."""
     found: dict[str, int] = {}
     for line in log.splitlines():
-        _, via, rest = line.partition(" via ")
-        if via:
+        _, _, rest = line.partition(" via ")
+        if rest.strip():
             name: Any = rest.split("/")[0].split()[0]
             found[name] = found.get(name, 0) + 1
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,12 @@ def test_without_two_gpus_they_end_with_2(
         (speed, ["--sizes", "x"]),
         (speed, ["--sizes", "256"]),
         (faults, ["--only", "nothing"]),
+        (faults, ["--calls", "0"]),
+        (faults, ["--limit", "nan"]),
+        (faults, ["--emulate", "/nowhere/lib.so"]),
+        (faults, ["--emulate", __file__, "--gpus", "-1"]),
         (serving, ["--modes", "2"]),
+        (serving, ["--repeats", "0"]),
     ],
 )
 def test_bad_input_ends_with_2(module: Any, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +87,10 @@ def test_a_group_collects_what_ranks_tell(tmp_path: Path) -> None:
 
 
 def test_nccl_transports_are_counted() -> None:
-    log = "x Channel 00 : 0[0] -> 1[1] via SHM/direct/direct\nx Channel 01 : 1[1] -> 0[0] via P2P/IPC\nno word\n"
+    log = (
+        "x Channel 00 : 0[0] -> 1[1] via SHM/direct/direct\nx Channel 01 : 1[1] -> 0[0] via P2P/IPC\nno word\n"
+    log += "cut via "
+    )
     assert transports(log) == {"SHM": 1, "P2P": 1}
 
 
@@ -112,6 +121,34 @@ FINE = {"wrong": 0, "ulp": 0.5, "equal": True}
 )
 def test_the_judge_of_scenarios(kind: str, results: dict[int, Any], state: str) -> None:
     assert faults.judged(kind, results, 3)[0] == state
+
+
+@pytest.mark.parametrize(("states", "code"), [("pp", 0), ("pn", 0), ("pf", 1), ("nf", 1), ("nn", 2)])
+def test_what_was_not_made_is_no_pass(states: str, code: int) -> None:
+    words = {"p": faults.PASS, "n": faults.NOT_MADE, "f": faults.FAIL}
+    assert faults.code_of([words[state] for state in states]) == code
+
+
+@pytest.mark.parametrize(("seen", "known"), [({"SHM": 2}, True), ({"SHM": 2, "P2P": 1}, False), ({}, False)])
+def test_nccl_that_is_not_known_to_go_without_peer_access_is_no_comparison(
+    seen: dict[str, int], known: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert speed.compared(seen) is known and bool(capsys.readouterr().err) is not known
+
+
+def test_an_interrupt_and_a_reader_that_goes_end_in_words() -> None:
+    """As `| head -1` and Ctrl-C do: no traceback, from any of the programs."""
+    for module in (speed, faults, serving):
+        for fault, code in ((KeyboardInterrupt, 130), (BrokenPipeError, 2)):
+            start = (
+                f"import runpy, sys; sys.argv = [{str(module.__file__)!r}]\n"
+                "import sm86.backend.testing.gpu_group as group\n"
+                f"def ended(*_): raise {fault.__name__}\n"
+                "group.gpus_for = ended\n"
+                "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+            )
+            done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, cwd=ROOT)
+            assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
 
 
 def test_the_table_names_the_best_and_the_ratio() -> None:
