@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sm86.errors import CouldNotRun
 from sm86.files import read_regular
-from sm86.fit.rig import PlanRig, of_facts, of_profile
+from sm86.fit.rig import MEND_FACTS, PlanRig, of_facts, of_profile
 from sm86.json_text import parse
 from sm86.plan.shape import FLASH, Shape, shape_of
 from sm86.spec.load_rig import RIGS_DIR, load_rig, rig_names, shipped_rigs
@@ -30,7 +30,12 @@ def read_rig(name: str | None) -> PlanRig:
     if wanted.endswith(".json") or path.is_file():
         from sm86.doctor.facts_json import from_text
 
-        return of_facts(from_text(_read(path), wanted), shipped_rigs(), path.name)
+        try:
+            facts = from_text(_read(path), wanted)
+        except CouldNotRun as refusal:
+            # a topology alone, which the doctor takes, knows nothing of memory
+            raise CouldNotRun(refusal.what, MEND_FACTS) from None
+        return of_facts(facts, shipped_rigs(), path.name)
     close = difflib.get_close_matches(wanted, rig_names(), 1, cutoff=0.4)
     hint = f"did you mean {close[0]}? " if close else ""
     raise CouldNotRun(

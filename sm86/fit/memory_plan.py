@@ -248,10 +248,10 @@ def _start(found: MemoryPlan, utilization: float) -> Check:
     if state == PASS:
         return Check("free at start", PASS, text)
     mend = f"set gpu_memory_utilization to {safe_utilization(found)} or less"
-    return Check("free at start", state, text, _freeing(gpu) or mend)
+    return Check("free at start", state, text, freeing(gpu) or mend)
 
 
-def _freeing(gpu: GpuRoom) -> str:
+def freeing(gpu: GpuRoom) -> str:
     """The mend where others hold much of a GPU: it comes before every other."""
     return f"end what holds {mib(gpu.used)} MiB of {gpu.label} (nvidia-smi names it)" if gpu.used >= MUCH_HELD else ""
 
@@ -267,7 +267,7 @@ def _loading(found: MemoryPlan) -> Check:
     left = exactly(found.gpu.free) + -found.loading
     state = {FITS: PASS, UNCERTAIN: UNCERTAIN, NO_FIT: FAIL}[verdict(left)]
     text = f"{between(found.loading)} MiB at the fullest moment, while experts are repacked: {between(left)} MiB left"
-    mend = _freeing(found.gpu) or "use more GPUs, or larger ones: the checkpoint decides this"
+    mend = freeing(found.gpu) or "use more GPUs, or larger ones: the checkpoint decides this"
     return Check("loading", state, text, "" if state == PASS else mend)
 
 
@@ -277,7 +277,7 @@ def _memory(found: MemoryPlan, left: Bytes) -> Check:
     if state == PASS:
         return Check("memory", PASS, text)
     mend = "see `invoke plan --what-if` for what can shrink, `invoke plan --fit` for what fits this rig"
-    mend = _freeing(found.gpu) or mend
+    mend = freeing(found.gpu) or mend
     return Check("memory", state, text, mend)
 
 

@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from sm86.errors import CheckFailed, CouldNotRun
-from sm86.fit.memory_plan import FITS, NO_FIT, MemoryPlan, between, override_for, plan, safe_utilization
+from sm86.fit.memory_plan import (
+    FITS,
+    NO_FIT,
+    MemoryPlan,
+    between,
+    freeing,
+    override_for,
+    plan,
+    safe_utilization,
+)
 from sm86.fit.rig import PlanRig
 from sm86.plan import memory
 from sm86.plan.groups import pool_of
@@ -222,8 +231,11 @@ def _nothing(rig: PlanRig, wish: Wish, shape: Shape, ranks: int) -> CheckFailed:
     )
     near = _nearest(rig, wish, shape, ranks)
     least = ceil_div(max(tried.used.low, tried.loading.low) + tried.gpu.used, 1024 * MIB)
-    mend = near or f"use GPUs with {least} GiB or more each, or more of them (the model divides over at most 8)"
-    return CheckFailed(what, mend)
+    most = possible_ranks(shape, 128)[0]
+    larger = f"use GPUs with {least} GiB or more each, or more of them (the model divides over at most {most})"
+    # what others hold comes before larger cards, but only where it would be enough
+    held = freeing(tried.gpu) if short <= tried.gpu.used else ""
+    return CheckFailed(what, held or near or larger)
 
 
 def _nearest(rig: PlanRig, wish: Wish, shape: Shape, ranks: int) -> str:

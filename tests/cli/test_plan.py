@@ -370,3 +370,11 @@ def test_a_bare_what_if_on_the_command_line():
     )
     assert done.returncode == 1, done.stderr
     assert [answer["context"] for answer in json.loads(done.stdout)["answers"]] == [393_216, 524_288]
+
+
+def test_a_topology_is_no_rig_and_is_not_asked_for(tmp_path):
+    path = tmp_path / "topo.txt"
+    path.write_text("\tGPU0\tGPU1\nGPU0\t X \tPHB\nGPU1\tPHB\t X \n")
+    with pytest.raises(CouldNotRun) as told:
+        plan(rig=str(path))
+    assert "topo" not in told.value.mend and "invoke doctor --json" in told.value.mend

@@ -152,3 +152,12 @@ def test_what_fits_for_sure_comes_first():
         assert sure == sorted(sure, reverse=True), mib
         mixed += len(set(sure)) == 2
     assert mixed
+
+
+def test_what_others_hold_is_the_first_mend_where_it_is_enough():
+    with pytest.raises(CheckFailed) as told:
+        search(rig_of(8, 23.69, used_mib=21_000))
+    assert "end what holds 21,000 MiB" in told.value.mend
+    with pytest.raises(CheckFailed) as told:
+        search(rig_of(8, 12, used_mib=1000))
+    assert "use GPUs with" in told.value.mend and "at most 8" in told.value.mend
