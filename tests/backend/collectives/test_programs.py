@@ -87,10 +87,8 @@ def test_a_group_collects_what_ranks_tell(tmp_path: Path) -> None:
 
 
 def test_nccl_transports_are_counted() -> None:
-    log = (
-        "x Channel 00 : 0[0] -> 1[1] via SHM/direct/direct\nx Channel 01 : 1[1] -> 0[0] via P2P/IPC\nno word\n"
+    log = "x Channel 00 : 0[0] -> 1[1] via SHM/direct/direct\nx Channel 01 : 1[1] -> 0[0] via P2P/IPC\nno word\n"
     log += "cut via "
-    )
     assert transports(log) == {"SHM": 1, "P2P": 1}
 
 
