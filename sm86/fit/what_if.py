@@ -15,8 +15,6 @@ from sm86.plan.memory import GRAPHS, SM86, STOCK, Server
 from sm86.plan.shape import FLASH, Shape
 from sm86.plan.units import MIB, Bytes, exactly, total
 from sm86.plan.weights import PLACEHOLDERS
-from sm86.spec import Envelope
-from sm86.spec.envelope import Graphs
 
 SMALL_LOGITS_MIB = 64
 
@@ -250,19 +248,3 @@ def published(rig: PlanRig, shape: Shape = FLASH, batched_tokens: int = 512) -> 
     # graphs are estimates on both sides: taken as equal here
     saved = sum(d.stock.low - d.own.low for d in differences if d.name not in graph_names)
     return Published(stock, own, differences, saved - PUBLISHED_MISS)
-
-
-def server_with(envelope: Envelope, server: Server) -> Envelope:
-    """The envelope with a server's settings, for plans and files."""
-    graphs = Graphs(envelope.graphs.mode if server.capture_sizes else "NONE", server.capture_sizes)
-    return replace(
-        envelope.with_serve(
-            context=server.context,
-            sequences=server.sequences,
-            tensor_parallel=server.ranks,
-            max_num_batched_tokens=server.batched_tokens,
-            async_scheduling=server.async_scheduling,
-            num_gpu_blocks_override=server.blocks,
-        ),
-        graphs=graphs,
-    )

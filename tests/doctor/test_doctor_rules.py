@@ -253,6 +253,8 @@ CASES = (
     Case("compose", FAIL, "2.17.3", part("docker", compose="v2.17.3")),
     Case("compose", FAIL, "neither", part("docker", compose=None, compose_problem="neither answers")),
     Case("compose", UNKNOWN, "not known", part("docker", compose=None)),
+    Case("compose", UNKNOWN, "'dev'", part("docker", compose="dev")),
+    Case("docker", UNKNOWN, "no version", part("docker", api=None)),
     Case(
         "gpu-containers",
         FAIL,
@@ -335,6 +337,8 @@ FINE = (
             host=replace(GOOD.host, nvidia_devices=10),
         ),
     ),
+    Case("compose", OK, "2.20", part("docker", compose="v2.20")),
+    Case("docker", OK, "engine", part("docker", api=(1, 41))),
     Case("gpu-memory-free", OK, "at least 23.56 GiB", GOOD),
     Case("ecc", OK, "off", gpus(lambda gpu: {"ecc": False})),
     Case("gpu-clocks", OK, "nothing holds them down", gpus(lambda gpu: {"throttle": ("sw_power_cap",)})),

@@ -34,8 +34,8 @@ def docker(rig: Rig, want: Want) -> Finding:
         words = f": {facts.problem}" if facts.problem and facts.state == "error" else ""
         return fail(rule, what + words, why, mend)
     told = f"engine {facts.version or 'of unknown version'}"
+    mend = "update Docker to 20.10 or newer"
     if facts.api is not None and facts.api < API_FLOOR:
-        mend = "update Docker to 20.10 or newer"
         return fail(rule, f"{told} has API {facts.api[0]}.{facts.api[1]}", why, mend)
     if facts.snap:
         why = "a snap's confinement keeps GPUs from containers"
@@ -47,6 +47,8 @@ def docker(rig: Rig, want: Want) -> Finding:
             "GPUs in rootless containers need the toolkit's no-cgroups setting, and /dev/shm and memlock have limits",
             "use Docker's usual engine, or set no-cgroups = true in the toolkit's config",
         )
+    if facts.api is None:
+        return unknown(rule, f"{told}, whose API has no version", why, f"see that it is new enough, or {mend}")
     return ok(rule, told)
 
 
@@ -58,6 +60,8 @@ def compose(rig: Rig, want: Want) -> Finding | None:
         number = version_numbers(facts.compose.removeprefix("v").split("-")[0].split("+")[0])
         if number and number < COMPOSE_FLOOR:
             return fail(rule, f"Compose {facts.compose}", why, "install docker-compose-plugin 2.20 or newer")
+        if not number:
+            return unknown(rule, f"Compose's version reads {facts.compose!r}", why, "see that it is 2.20 or newer")
         return ok(rule, f"Compose {facts.compose}")
     if facts.compose_problem:
         return fail(rule, facts.compose_problem, why, "install docker-compose-plugin 2.20 or newer")

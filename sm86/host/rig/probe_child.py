@@ -129,10 +129,6 @@ class Cuda:
         ctypes.memset(pointer, 0x5A, size)
         return int(pointer.value or 0)
 
-    def unpin(self, gpu: int, pointer: int) -> None:
-        self._on(gpu)
-        self._call("cuMemFreeHost", ctypes.c_void_p(pointer))
-
     def stream(self, gpu: int) -> int:
         self._on(gpu)
         handle = ctypes.c_void_p()
