@@ -69,12 +69,38 @@ def _require_regular(path: Path, found: os.stat_result) -> None:
         raise NotRegular(path, _KINDS.get(stat.S_IFMT(found.st_mode), "no file"))
 
 
+def require_writable(path: Path) -> None:
+    """Raise CouldNotRun where `write_atomic` would: for a command that works long before it writes. Makes parent
+    folders; the file itself is not touched."""
+    _refuse_other_kinds(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+            pass
+    except OSError as error:
+        raise CouldNotRun(
+            f"cannot write {path}: {error.strerror or error}", "make the folder writable, or give another name"
+        ) from error
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    """A device or FIFO must not be replaced by a file: for root that would be the machine's own /dev/null."""
+    with contextlib.suppress(OSError):
+        kind = stat.S_IFMT(os.stat(path).st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFDIR):
+            raise CouldNotRun(f"cannot write {path}: it is {_KINDS.get(kind, 'no file')}", "give the name of a file")
+
+
 def write_atomic(path: Path, data: str | bytes, mode: int = 0o644) -> None:
     """Write `data` to `path` so that a reader sees the old file or the new one, never a part.
 
     Text is written as UTF-8 with the newlines it has. Parent folders are made. Raises CouldNotRun
-    (no permission, full disk); the old file is then still there and no temporary file is left.
+    (no permission, full disk, a device or FIFO of that name); the old file is then still there and no temporary file is
+    left.
     """
+    _refuse_other_kinds(path)
     payload = data.encode("utf-8") if isinstance(data, str) else data
     temporary: str | None = None
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from sm86.errors import CouldNotRun
-from sm86.files import NotRegular, open_regular, read_regular, write_atomic
+from sm86.files import NotRegular, open_regular, read_regular, require_writable, write_atomic
 
 
 def fifo(path: Path) -> None:
@@ -154,3 +155,25 @@ def test_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(CouldNotRun, match="cannot write"):
         write_atomic(tmp_path / "a" / "b" / "c", "text")
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("write", [require_writable, lambda path: write_atomic(path, "text")])
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, write) -> None:
+    """For root that would be the machine's own /dev/null."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/null")
+    for name, words in (("fifo", "it is a FIFO"), ("link", "it is a device")):
+        with pytest.raises(CouldNotRun, match=words):
+            write(tmp_path / name)
+    assert stat.S_ISFIFO((tmp_path / "fifo").stat().st_mode) and (tmp_path / "link").is_symlink()
+    with pytest.raises(CouldNotRun, match="cannot write"):
+        write(tmp_path)
+
+
+def test_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    require_writable(tmp_path / "old")
+    require_writable(tmp_path / "new" / "file")
+    assert (tmp_path / "old").read_text() == "old" and list((tmp_path / "new").iterdir()) == []
+    with pytest.raises(CouldNotRun, match="cannot write"):
+        require_writable(tmp_path / "old" / "below")

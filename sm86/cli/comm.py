@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sm86.cli.bench import progress
-from sm86.cli.comm_view import EMULATED, Matrix, decode_bytes
+from sm86.cli.comm_view import EMULATED, RIG, Matrix, decode_bytes
 from sm86.cli.engines import ROOT, check_dotenv, open_engine
 from sm86.cli.guard import whole_number
 from sm86.comm import answer, matrix, step
@@ -22,6 +22,7 @@ from sm86.comm.matrix import Setting
 from sm86.comm.plan import CPU, CUDA, Plan
 from sm86.comm.recommend import dotenv_lines
 from sm86.errors import EXIT_FINDING, EXIT_OK, CouldNotRun
+from sm86.files import require_writable
 from sm86.record import latest, save
 from sm86.record.store import RESULTS_DIR
 from sm86.spec import Envelope, load_all, load_envelope
@@ -74,6 +75,11 @@ def comm(
 
     with alone(ROOT / LOCK_FILE):
         plan, source, image_id = _source(plan, engine, python, emulate)
+        # not after an hour of measuring
+        require_writable(Path(results_dir, envelope.name if envelope else RIG, "record.json"))
+        for output in (png, recommend_file):
+            if output not in (None, "-"):
+                require_writable(Path(str(output)))
         began, started = time.monotonic(), datetime.now(UTC)
         runs = _measure(plan, source)
     found = Matrix(plan, envelope, tuple(runs), emulate)
@@ -258,7 +264,8 @@ def _tell_plan(plan: Plan, engine: str, emulate: bool, json: bool) -> int:
         print(json_module.dumps({"schema": "sm86.comm-plan", "version": VERSION, **values}, indent=2))
         return EXIT_OK
     sizes = ", ".join(step.size_words(size) for size in plan.sizes)
-    print(f"nothing was measured; comm would start {plan.runs} groups of processes ({engine}), one for each GPU:")
+    each = "on the CPU" if emulate else "one for each GPU"
+    print(f"nothing was measured; comm would start {plan.runs} groups of processes ({engine}), {each}:")
     print(f"  ranks     {ranks}")
     print(f"  sizes     {sizes}")
     print(f"  in graph  {plan.calls} all-reduces, {plan.replays} timed replays")

@@ -97,8 +97,8 @@ def gain_lines(gains: Sequence[Gain], mark: str) -> Iterator[str]:
     marked = f"  [{mark}]" if mark else ""
     for gain in gains:
         yield (
-            f"  {size_words(gain.size):>8}  {gain.setting}: {gain.calls} calls x the difference save {gain.ms:+.3f} ms "
-            f"({gain.least_ms:+.3f} to {gain.most_ms:+.3f}) of {gain.baseline_ms:.3f} ms with {BASELINE}{marked}"
+            f"  {size_words(gain.size):>8}  {gain.setting}: {gain.calls} calls x the difference: {gain.ms:+.3f} ms "
+            f"saved ({gain.least_ms:+.3f} to {gain.most_ms:+.3f}) of {gain.baseline_ms:.3f} ms with {BASELINE}{marked}"
         )
 
 

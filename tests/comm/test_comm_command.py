@@ -95,7 +95,7 @@ def test_the_whole_answer_of_recorded_runs(recorded, tmp_path, capsys) -> None:
     assert "no algorithm/protocol available" in said, "a refused setting is a row that says so"
     assert "sm86-host, 2.81x as fast as NCCL's own choice" in said
     assert "Tree LL, 2 channels over SHM/direct/direct" in said
-    assert "87 calls x the difference save +0.56" in said
+    assert "87 calls x the difference: +0.56" in said
     assert "SM86_HOST_ALLREDUCE=1" in target.read_text().splitlines()
     assert EMULATED not in said and "\x1b" not in said
     record = load(next((tmp_path / "rig").glob("*-comm.json")))
@@ -228,3 +228,17 @@ def test_the_whole_command_in_the_image_on_cpu_processes(cpu_image, tmp_path, ca
     record = load(next((tmp_path / "rig").glob("*-comm.json")))
     assert record.conditions.mark == EMULATED and record.conditions.image_id
     assert record.numbers[0].value > 0
+
+
+@pytest.mark.parametrize("option", ["png", "recommend_file", "results_dir"])
+def test_what_cannot_be_written_is_told_before_anything_is_measured(monkeypatch, tmp_path, option: str) -> None:
+    (tmp_path / "file").write_text("")
+
+    def measure(*_):
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(cli, "_source", lambda plan, *_: (plan, iter(()), None))
+    monkeypatch.setattr(cli, "_measure", measure)
+    places = {"results_dir": tmp_path / "results", option: str(tmp_path / "file" / "out.png")}
+    with pytest.raises(CouldNotRun, match=r"cannot write .*file"):
+        cli.comm(**places)

@@ -296,4 +296,18 @@ extern "C" void sm86_ar_settle(void* handle) {
 extern "C" double sm86_ar_read_ns(void*, int) { return -1; }
 extern "C" int sm86_ar_bus(int, char*, int) { return 1; }
 extern "C" const char* sm86_ar_error(int) { return "no GPU in this build"; }
+// Whether all that each rank writes lies in its own pages, which alone it prepares and places, and slots do not overlap.
+extern "C" int sm86_ar_layout_holds(int world, uint64_t max_bytes) {
+  const Layout l = layout_of((uint32_t)world, max_bytes);
+  const uint64_t pages = l.rank_stride - 256, share = (l.max_vectors + world - 1) / world * 16ull;
+  uint8_t* const none = nullptr;
+  bool holds = pages % kPage == 0 && l.total == kHeaderBytes + world * pages && l.message_slot >= max_bytes &&
+               l.sum_slot >= share && l.packet_plane >= l.max_packet_vectors * 16ull && l.packet_slot >= 2 * l.packet_plane;
+  for (int r = 0; r < world; r++)
+    holds = holds && (uint64_t)message_of(none, l, 0, r) >= kHeaderBytes + r * pages &&
+            message_of(none, l, kSlots, r) <= sums_of(none, l, 0, r) &&
+            sums_of(none, l, kSlots, r) <= packets_of(none, l, 0, r) &&
+            (uint64_t)packets_of(none, l, kPacketSlots, r) <= kHeaderBytes + (r + 1) * pages;
+  return holds;
+}
 extern "C" void sm86_ar_set_call(void* handle, uint32_t call) { ((Handle*)handle)->call = call; }

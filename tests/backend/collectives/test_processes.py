@@ -3,6 +3,7 @@ that we could think of planted once: a test that cannot find them proves nothing
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import shutil
@@ -66,6 +67,22 @@ def test_eight_logical_ranks_of_two_processes_and_one_receiver(library: str, tmp
     calls = tuple(Call(algorithm, 256, readers=readers) for algorithm in ALL for readers in (0, 1))
     script = Script(library, calls, local_ranks=4, rounds=8)
     assert fine(run(script, tmp_path), 2)
+
+
+def test_each_rank_writes_its_own_pages_alone(library: str) -> None:
+    holds = ctypes.CDLL(library).sm86_ar_layout_holds
+    holds.argtypes = [ctypes.c_int, ctypes.c_uint64]
+    for world in range(2, 9):
+        for max_bytes in (*range(16, 8192, 16), *range(8192, 131072 + 1, 1024)):
+            assert holds(world, max_bytes), (world, max_bytes)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_messages_that_fill_their_slots(library: str, tmp_path: Path, world: int) -> None:
+    """33 and 49 vectors: the shares of the two-shot end one vector behind a slot of 256 bytes."""
+    size = (16 * world + 1) * 16
+    calls = tuple(Call(algorithm, size) for algorithm in (TWO_SHOT, PACKETS, ONE_SHOT, TWO_SHOT, TWO_SHOT))
+    assert fine(run(Script(library, calls, world=world, max_bytes=size, rounds=20, jitter=True), tmp_path), world)
 
 
 def test_values_that_look_like_no_data(library: str, tmp_path: Path) -> None:
