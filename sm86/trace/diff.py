@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
-from sm86.errors import CouldNotRun
+from sm86.errors import CouldNotRun, printable
 from sm86.trace.as_json import SCHEMA, VERSION
 from sm86.trace.kernels import short_name
 
@@ -113,23 +113,24 @@ def side_of(values: Any, where: str, unit: str | None = None) -> Side:
                 "give a trace with graph launches or with vLLM's step annotations",
             )
         return Side(
-            name=file["file"],
-            device=file["counts"]["device"],
+            name=_text(file["file"]),
+            device=_text(file["counts"]["device"]),
             rank=file["counts"]["rank"],
             world_size=file["world_size"],
-            unit=view["unit"],
-            label=view["label"],
-            units=view["units"],
-            layers=view["layers"],
+            unit=_text(view["unit"]),
+            label=_text(view["label"]),
+            units=int(_number(view["units"])),
+            layers={_text(kind): int(_number(count)) for kind, count in view["layers"].items()},
             sum=_values(view["sum_us"]),
             busy=_values(view["busy_us"]),
             span=_values(view["span_us"]),
             buckets={
-                key: (bucket["calls_per_unit"], _values(bucket["spread_us"])) for key, bucket in view["buckets"].items()
+                _text(key): (_number(bucket["calls_per_unit"]), _values(bucket["spread_us"]))
+                for key, bucket in view["buckets"].items()
             },
             names=_names(view["buckets"]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CouldNotRun(f"{where} is damaged: {error!r}", "analyse the trace again") from None
 
 
@@ -138,13 +139,26 @@ def _names(buckets: Mapping[str, Any]) -> dict[tuple[str, str], float]:
     names: dict[tuple[str, str], float] = {}
     for key, bucket in buckets.items():
         for name in bucket["names"]:
-            short = (key, short_name(name["name"]))
-            names[short] = names.get(short, 0.0) + name["per_unit_us"]
+            short = (key, short_name(_text(name["name"])))
+            names[short] = names.get(short, 0.0) + _number(name["per_unit_us"])
     return names
 
 
 def _values(spread: Mapping[str, float]) -> Values:
-    return Values(spread["median"], spread["mean"], spread["quartile_1"], spread["quartile_3"])
+    return Values(*(_number(spread[name]) for name in ("median", "mean", "quartile_1", "quartile_3")))
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= float(value) < inf:
+        raise ValueError(f"{value!r:.40} where a number from 0 on stands")
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    """A saved answer may come from another person: no control characters, nothing that cannot be written."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} where a text stands")
+    return printable(value)
 
 
 def diff(a: Side, b: Side) -> Diff:

@@ -237,13 +237,13 @@ def from_mapping(value: Any) -> Event | None:
     args = value.get("args")
     typed = NO_ARGS
     if isinstance(args, dict) and ("correlation" in args or "graph id" in args):
-        typed = Args(_id(args.get("correlation", -1)), _id(args.get("graph id", -1)), args.get("device"))
+        typed = Args(_id(args.get("correlation", -1)), _id(args.get("graph id", -1)), _plain(args.get("device")))
     return Event(
         name=_text(value.get("name")),
         cat=_text(value.get("cat")),
         ts=_number(value.get("ts")),
         dur=_number(value.get("dur")),
-        tid=value.get("tid"),
+        tid=_plain(value.get("tid")),
         args=typed,
     )
 
@@ -255,8 +255,12 @@ def _text(value: Any) -> str | None:
 def _number(value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return -1.0
+
+
+def _plain(value: Any) -> int | str | float | None:
+    return value if isinstance(value, int | str | float) else None
 
 
 def _id(value: Any) -> int | str:

@@ -88,6 +88,39 @@ def test_what_is_no_answer_is_refused(tmp_path: Path, change, words: str) -> Non
         side_of(change(value), "x.json")
 
 
+@pytest.mark.parametrize(
+    ("place", "wrong"),
+    [
+        (("spread_us", "median"), None),
+        (("spread_us", "mean"), "12"),
+        (("spread_us", "quartile_3"), 10**400),
+        (("spread_us", "quartile_1"), float("nan")),
+        (("calls_per_unit",), [7]),
+        (("calls_per_unit",), True),
+        (("names", 0, "per_unit_us"), float("inf")),
+        (("names", 0, "name"), 5),
+    ],
+)
+def test_a_value_of_another_type_is_told_before_it_is_reckoned_with(tmp_path: Path, place, wrong: object) -> None:
+    value = answer(tmp_path / "a.json", Recipe(steps=3, layers=("SWA",)))
+    *parents, last = place
+    target = value["files"][0]["steps"]["buckets"]["mhc"]
+    for name in parents:
+        target = target[name]
+    assert last in target or parents
+    target[last] = wrong
+    with pytest.raises(CouldNotRun, match="damaged"):
+        side_of(value, "x.json")
+
+
+def test_names_of_a_saved_answer_send_nothing_to_the_terminal(tmp_path: Path) -> None:
+    value = answer(tmp_path / "a.json", Recipe(steps=3, layers=("SWA",)))
+    value["files"][0]["steps"]["buckets"]["mhc"]["names"][0]["name"] = "odd\x1b[2J\ud800"
+    value["files"][0]["counts"]["device"] = "GPU\x1b[31m"
+    side = side_of(value, "x.json")
+    assert side.device == "GPU\\x1b[31m" and any("odd\\x1b[2J\\ud800" in name for _, name in side.names)
+
+
 def test_steps_do_not_compare_with_graphs(tmp_path: Path) -> None:
     a = answer(tmp_path / "a.json", Recipe(steps=4, layers=LAYERS))
     with pytest.raises(CouldNotRun, match="do not compare"):

@@ -196,6 +196,16 @@ def test_a_broken_event_costs_at_most_itself(tmp_path: Path, fault: str, standar
     assert [e.args.correlation for e in events if e.name != name][:7] == list(range(7))
 
 
+@pytest.mark.parametrize("standard", [False, True])
+@pytest.mark.parametrize("field", [{"tid": [7]}, {"tid": {"a": 1}}, {"ts": 10**400}, {"dur": 10**400}])
+def test_values_of_odd_types_are_no_fault_of_the_program(tmp_path: Path, field: dict, standard: bool) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [EVENTS[0], kernel(777, **field), *EVENTS[1:]]}))
+    events, _ = all_events(path, standard)
+    assert [event.name for event in events[:3]] == ["kernel_0", "kernel_777", "kernel_1"]
+    assert analyse(path, standard_json=standard).counts.gpu_events == 41
+
+
 def test_bytes_that_are_no_utf_8_are_kept_readable(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(LAYOUTS["one line"].encode().replace(b"kernel_7", b"kernel_\xff7"))
