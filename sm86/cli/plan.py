@@ -338,7 +338,7 @@ def _what_if(
             print()
         print_published(shown, miss)
     _draw([answer.base for answer in answers], png, json)
-    return EXIT_OK if all(answer.base.left.low >= 0 for answer in answers) else EXIT_FINDING
+    return EXIT_OK if all(answer.base.room.low >= 0 for answer in answers) else EXIT_FINDING
 
 
 def _check(log: str, name: str | None, rig: PlanRig, shape: Shape, json: bool) -> int:

@@ -49,8 +49,8 @@ class WhatIf:
 
     @property
     def short(self) -> Bytes:
-        left = self.base.left
-        return Bytes(max(0, -left.high), max(0, -left.low))
+        room = self.base.room
+        return Bytes(max(0, -room.high), max(0, -room.low))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +199,14 @@ def _less(before: Bytes, after: Bytes) -> Bytes:
 
 def _enough(base: MemoryPlan, shape: Shape, levers: list[Lever]) -> tuple[str, ...] | None:
     """The gentlest first: levers in the order of GENTLE, each at its full extent, until it fits for sure."""
-    if base.left.low >= 0:
+    if base.room.low >= 0:
         return ()
     server, taken = base.server, []
     for name, changed in _gentle(server):
         server = changed(server)
         server = replace(server, blocks=override_for(shape, server))
         taken.append(name)
-        if plan("", server, base.rig, shape).left.low >= 0:
+        if plan("", server, base.rig, shape).room.low >= 0:
             return tuple(taken)
     return None
 

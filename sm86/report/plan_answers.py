@@ -56,7 +56,7 @@ def print_what_if(out: Console, answer: WhatIf) -> None:
     head = f"{server.sequences} x {answer.context:,} tokens on {plan.rig.title}: {plan.verdict}"
     out.print(head, style="bold " + STYLES.get(plan.verdict, "").removeprefix("bold "))
     out.print(
-        f"  {server.blocks:,} KV blocks (engine minimum {plan.lines.minimum:,}); MiB left per GPU: {span(plan.left)}"
+        f"  {server.blocks:,} KV blocks (engine minimum {plan.lines.minimum:,}); MiB left per GPU: {span(plan.room)}"
     )
     if answer.short.high:
         least = mib(answer.short.low) if answer.short.low else "perhaps nothing"

@@ -250,6 +250,7 @@ CASES = (
     Case("docker", FAIL, "snap", part("docker", snap=True)),
     Case("docker", WARN, "rootless", part("docker", rootless=True)),
     Case("docker", UNKNOWN, "not known", replace(GOOD, docker=Docker())),
+    Case("xid", FAIL, "79", replace(BAD, host=replace(BAD.host, nvidia_devices=None))),
     Case("compose", FAIL, "2.17.3", part("docker", compose="v2.17.3")),
     Case("compose", FAIL, "neither", part("docker", compose=None, compose_problem="neither answers")),
     Case("compose", UNKNOWN, "not known", part("docker", compose=None)),

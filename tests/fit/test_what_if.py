@@ -86,3 +86,14 @@ def test_where_the_30_mib_went():
     assert answer.stock.verdict == UNCERTAIN and answer.own.verdict == FITS
     sure = sum(d.stock.low - d.own.low for d in answer.differences if d.name != "CUDA graphs")
     assert answer.carried == sure - 30 * MIB
+
+
+def test_what_does_not_load_does_not_fit():
+    """Where loading takes more than serving, the settings of serving are not enough."""
+    server = replace(server_of(load_envelope("sm86-64k")), batched_tokens=128, capture_sizes=())
+    whole = what_if(server, 8192, RIG).base
+    between = (whole.used.high + whole.loading.high) // 2
+    assert whole.used.high < between < whole.loading.high
+    answer = what_if(server, 8192, rig_of(8, between / 2**30))
+    assert answer.base.left.low >= 0 and answer.base.verdict == UNCERTAIN
+    assert answer.short.high > 0 and answer.enough is None
