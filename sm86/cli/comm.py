@@ -157,7 +157,9 @@ def _calls_per_step(envelope: Envelope | None) -> int:
 def _measure(plan: Plan, lines: Generator[str]) -> list[Run]:
     runs: list[Run] = []
     with contextlib.closing(lines), progress() as shown:
-        shown.stage(f"{len(plan.settings)} settings, {plan.repeats} times", plan.runs, "runs")
+        many = "s" * (len(plan.settings) > 1)
+        times = f"{plan.repeats} times" if plan.repeats > 1 else "once"
+        shown.stage(f"{len(plan.settings)} setting{many}, {times}", plan.runs, "runs")
         for line in lines:
             run = answer.run_in_line(line)
             if run is not None:

@@ -120,7 +120,7 @@ def headline(ranks: int, repeats: int, facts: dict[str, Any], mark: str) -> str:
     versions = [f"NCCL {facts['nccl']}"] if facts.get("nccl") else []
     versions += [f"torch {facts['torch']}"] if facts.get("torch") else []
     tail = f"  [{mark}]" if mark else ""
-    return f"{where}{access}; {', '.join(versions)}; {repeats} repeats of fresh processes{tail}"
+    return f"{where}{access}; {', '.join(versions)}; {repeats} repeat{'s' * (repeats > 1)} of fresh processes{tail}"
 
 
 def shown_sizes(rows: Sequence[Row]) -> tuple[int, ...]:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from sm86.backend.attention.build import build_once
 from sm86.backend.collectives import build
-from sm86.backend.collectives.failure import ALGORITHMS, Verdict, ranks_of
+from sm86.backend.collectives.failure import Verdict, ranks_of
+from sm86.backend.collectives.plan import NAMES
 from sm86.backend.refusal import Refused
 
 _POINTER, _LONG, _INT, _WORD = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_uint32
@@ -64,7 +65,7 @@ class Status(ctypes.Structure):
         """The group's verdict; None while there is none."""
         if not self.code:
             return None
-        named = ALGORITHMS[self.algorithm] if self.vectors and self.algorithm < len(ALGORITHMS) else None
+        named = NAMES[self.algorithm] if self.vectors and self.algorithm < len(NAMES) else None
         return Verdict(self.code, self.rank, self.call, ranks_of(self.missing), named, self.vectors * 16)
 
 

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from sm86.backend.attention.build import FLAGS, find_nvcc, link_flags
+from sm86.backend.collectives.plan import NAMES
 from sm86.backend.refusal import Refused
 
 FOLDER = Path(__file__).parent
@@ -87,9 +88,7 @@ def resources_of(log: str, ptx: str) -> list[tuple[str, str, int, int, int, int,
         if shape is None:
             continue  # the probe of the read latency
         static = re.search(r"(\d+) bytes smem", entry)
-        form = (
-            f"{shape[1]} ranks, {('packets', 'one-shot', 'two-shot')[int(shape[2])]}, {('bf16', 'fp32')[int(shape[3])]}"
-        )
+        form = f"{shape[1]} ranks, {NAMES[int(shape[2])]}, {('bf16', 'fp32')[int(shape[3])]}"
         spilled = sum(int(spills[k]) for k in (1, 2, 3))
         rows.append(("host_allreduce", form, int(registers[1]), spilled, int(static[1]) if static else 0, 16, ptx))
     return sorted(rows)

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 STOPPED_WORDS = "host all-reduce stopped"
-ALGORITHMS = ("packets", "one-shot", "two-shot")
 FINE, TIMED_OUT, STOPPED, PEER_GONE, ABORTED = range(5)
 
 
