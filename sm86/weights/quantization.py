@@ -18,6 +18,9 @@ PACKING = "auto_round:auto_gptq"
 
 _SPECIAL = frozenset(r"*+?^$()[]{}|\\")
 
+_ENDLESS = re.compile(r"\)[*+{]")
+"""A group that is repeated: Python may look for it longer than anybody waits, and a checkpoint's config is foreign."""
+
 OLDER_REVISIONS = (
     (
         re.compile(r"layers\.\d+\.ffn\.gate"),
@@ -88,7 +91,8 @@ def words(quantization: Mapping[str, Any]) -> str:
 
 
 def bits_of(quantization: Mapping[str, Any], name: str) -> int | None:
-    """Bits that the section gives the linear of that base name; None where `extra_config` cannot be read.
+    """Bits that the section gives the linear of that base name; None where `extra_config` cannot be read, or holds a
+    pattern that might be looked for without end.
 
     As vLLM reads it: the exact name first, then the patterns in their order, then the section's own bits. vLLM turns
     `layers.` into `model.layers.` in the names, so a key may have either beginning.
@@ -103,6 +107,8 @@ def bits_of(quantization: Mapping[str, Any], name: str) -> int | None:
     for pattern, entry in own.items():
         if not _SPECIAL.intersection(pattern):
             continue
+        if _ENDLESS.search(pattern):
+            return None
         try:
             if re.search(pattern, f"model.{name}") or re.search(pattern, name):
                 return _bits(entry, default)

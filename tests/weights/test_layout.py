@@ -113,3 +113,10 @@ def test_a_block_name_without_its_dot(blocks: Any) -> None:
 def test_the_draft_layer_is_nobody_s_business() -> None:
     assert quantization.wrongly_quantized(small(), ["mtp.0.ffn.gate.qweight"]) == {}
     assert not any(name.startswith(names.DRAFT_PREFIX) for name in PUBLISHED)
+
+
+@pytest.mark.parametrize("pattern", ["([a-z.0-9_]+)*Z", "((a|a))+Z", "(x){2,}"])
+def test_a_pattern_that_might_be_looked_for_without_end_is_none(pattern: str) -> None:
+    """The first takes longer for one name than anybody waits."""
+    section = {**QUANTIZATION, "extra_config": {pattern: {"bits": 16}}}
+    assert quantization.bits_of(section, "layers.0.attn.indexer.compressor.wkv") is None
