@@ -310,4 +310,10 @@ extern "C" int sm86_ar_layout_holds(int world, uint64_t max_bytes) {
             (uint64_t)packets_of(none, l, kPacketSlots, r) <= kHeaderBytes + (r + 1) * pages;
   return holds;
 }
+extern "C" void sm86_ar_record(void* base, int rank, uint32_t code, uint32_t missing) {
+  Header* h = (Header*)base;
+  h->record[rank].missing = missing;
+  show(h->record[rank].code, code);
+  show(h->stop.value, 1);
+}
 extern "C" void sm86_ar_set_call(void* handle, uint32_t call) { ((Handle*)handle)->call = call; }

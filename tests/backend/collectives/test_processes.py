@@ -18,7 +18,7 @@ if importlib.util.find_spec("numpy") is None:
 
 from sm86.backend.collectives import binding
 from sm86.backend.collectives.build import FOLDER
-from sm86.backend.collectives.failure import PEER_GONE, TIMED_OUT
+from sm86.backend.collectives.failure import PEER_GONE, STOPPED, TIMED_OUT
 from sm86.backend.collectives.plan import ONE_SHOT, PACKETS, TWO_SHOT
 from tests.backend.collectives.ranks import Call, Script, run
 
@@ -174,6 +174,27 @@ def test_a_rank_stopped_for_a_second_is_waited_for(library: str, tmp_path: Path)
 
 def test_a_program_that_ends_has_left_and_did_not_fail(library: str, tmp_path: Path) -> None:
     assert run(Script(library, mixed(), world=3, leave=(1, 2)), tmp_path) == {0: {"wrong": 0}}
+
+
+def test_who_merely_stopped_says_nothing_of_the_cause(library: str) -> None:
+    loaded = binding.declare(ctypes.CDLL(library))
+    loaded.sm86_ar_record.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_uint32]
+    memory = ctypes.create_string_buffer(loaded.sm86_ar_segment_bytes(3, 4096) + 4096)
+    base = (ctypes.addressof(memory) + 4095) // 4096 * 4096
+    for rank in range(3):
+        loaded.sm86_ar_prepare(base, 3, 4096, rank, -1)
+    found = binding.Status()
+    loaded.sm86_ar_record(base, 0, STOPPED, 0b010)
+    loaded.sm86_ar_status(base, ctypes.byref(found))
+    assert found.stopped and found.verdict() is None, "the record of the cause may still be on its way"
+    loaded.sm86_ar_record(base, 2, TIMED_OUT, 0b010)
+    loaded.sm86_ar_record(base, 1, TIMED_OUT, 0b100)
+    loaded.sm86_ar_status(base, ctypes.byref(found))
+    first = found.verdict()
+    assert first is not None and (first.code, first.rank, first.missing) == (TIMED_OUT, 1, (2,))
+    loaded.sm86_ar_stop(base, PEER_GONE, 0, 0b001)
+    loaded.sm86_ar_status(base, ctypes.byref(found))
+    assert found.verdict() == first, "written once"
 
 
 @pytest.mark.parametrize("leave", [0, 1])
