@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sm86.backend.collectives.communicator import HostAllReduce
+from sm86.backend.collectives.plan import MAX_BYTES
 from sm86.backend.hooks import host_allreduce
 from sm86.backend.refusal import Refused
 from sm86.backend.settings import read
@@ -59,6 +62,46 @@ def test_groups_that_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert communicator.all_reduce("small") == "nccl small"
     communicator.destroy()
     assert communicator.destroyed
+
+
+def tensor(**changes: Any) -> Any:
+    """A stand-in for a tensor of 8 KiB in bf16: torch need not be there."""
+    facts = {"dtype": "bf16", "bytes": 8192, "contiguous": True, "kind": "cuda", "element": 2} | changes
+    return SimpleNamespace(
+        dtype=facts["dtype"],
+        device=SimpleNamespace(type=facts["kind"]),
+        numel=lambda: facts["bytes"] // facts["element"],
+        element_size=lambda: facts["element"],
+        is_contiguous=lambda: facts["contiguous"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "taken"),
+    [
+        ({}, True),
+        ({"dtype": "fp32", "element": 4}, True),
+        ({"bytes": 16}, True),
+        ({"bytes": 131072}, True),
+        ({"dtype": "fp16"}, False),
+        ({"dtype": "int32", "element": 4}, False),
+        ({"contiguous": False}, False),
+        ({"kind": "cpu"}, False),
+        ({"kind": "meta"}, False),
+        ({"bytes": 0}, False),
+        ({"bytes": 8}, False),
+        ({"bytes": 8200}, False),
+        ({"bytes": 131072 + 16}, False),
+    ],
+    ids=str,
+)
+def test_what_is_no_message_is_left_to_nccl(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], taken: bool
+) -> None:
+    """By facts that are the same on all ranks; where a tensor lies in memory is none of them."""
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(bfloat16="bf16", float32="fp32"))
+    group = SimpleNamespace(local_ranks=1, max_bytes=MAX_BYTES, _device_type="cuda")
+    assert HostAllReduce.takes(group, tensor(**changes)) is taken  # type: ignore[arg-type]
 
 
 def test_only_the_tensor_parallel_group() -> None:
