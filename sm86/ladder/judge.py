@@ -122,7 +122,9 @@ def of_fault(what: str, mend: str, after: Record | None, rung: Rung, said: tuple
     found = of_verify(after, rung) if after is not None else None
     if found is not None and found.kind in (c.MEMORY, c.GRAPH, c.CONTEXT):
         return Cause(found.kind, f"{what}; its log: {found.text}", found.mend, (*said, *found.evidence))
-    return Cause(c.SERVER, what, mend, said)
+    # stopping a container takes its log with it
+    kept = f"once it is stopped, the newest *-server.log in results/{rung.envelope.name}/ is that log"
+    return Cause(c.SERVER, what, f"{mend}; {kept}", said)
 
 
 def _findings(record: Record) -> dict[str, dict[str, Any]]:

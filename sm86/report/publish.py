@@ -25,6 +25,9 @@ CLAIMS = (
 )
 """What the summary says of the server, and the rule of the log that proves it."""
 
+FULL = 0.9
+"""Share of the context that the prompts must fill; a long decode leaves a short prompt."""
+
 
 @dataclass(frozen=True, slots=True)
 class Proven:
@@ -138,6 +141,11 @@ def _proven(gathered: Gathered, rig: Machine) -> tuple[list[Proven], list[Inline
         sequences = part(entry.record, "sequences")
         if (context, sequences) != (envelope.serve.context, envelope.serve.sequences):
             what = f"its benchmark was of {sequences} x {context} tokens"
+            refused.append(("a number of ", Code(name), f" that may be published: {what} ", Ref(entry.number)))
+            continue
+        prompts = part(entry.record, "wanted_prompt_tokens")
+        if not isinstance(prompts, int) or prompts < FULL * context:
+            what = f"its prompts were of {prompts or 'unknown'} tokens, which do not fill its context"
             refused.append(("a number of ", Code(name), f" that may be published: {what} ", Ref(entry.number)))
             continue
         found.append(Proven(entry, log, int(context), int(sequences), number.value))

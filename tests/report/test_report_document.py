@@ -16,7 +16,7 @@ from sm86.report.document import Document
 from sm86.report.gather import Gathered, Machine, Source, gather
 from sm86.report.markdown import markdown
 from sm86.report.sections import measured
-from sm86.spec import load_all
+from sm86.spec import load_all, load_proofs
 from tests.report import made_up
 
 DATA = Path(__file__).parent / "data"
@@ -97,6 +97,10 @@ class TestPublishSummary:
             (lambda r: replace(r, verdicts=r.verdicts[1:]) if r.kind == "bench" else r, "not a coherent measurement"),
             (lambda r: replace(r, details={**r.details, "context": 4096}) if r.kind == "bench" else r,
              "its benchmark was of"),
+            (lambda r: replace(r, details={**r.details, "wanted_prompt_tokens": 60000}) if r.kind == "bench" else r,
+             "its prompts were of 60000 tokens"),
+            (lambda r: replace(r, details={**r.details, "wanted_prompt_tokens": None}) if r.kind == "bench" else r,
+             "its prompts were of unknown tokens"),
             (lambda r: replace(r, conditions=made_up.conditions(git_rev="e" * 40)) if r.kind == "verify" else r,
              "no verified log of that server is here"),
         ],
@@ -106,6 +110,31 @@ class TestPublishSummary:
         text = section(text_of(records), "Publish summary")
         assert why in text
         assert "57.2" not in text and "The longest measured" not in text
+
+    def test_a_proof_of_the_code_path_is_no_number(self) -> None:
+        """Its checkpoint is made up; everything else about it may be as good as can be."""
+        (proof, *_) = load_proofs()
+        changes = {"envelope": proof.name, "envelope_digest": proof.digest()}
+        records = [replace(one, **changes) for one in made_up.rig()[:3]]
+        records[2] = replace(
+            records[2],
+            details={**records[2].details, "context": proof.serve.context, "sequences": proof.serve.sequences},
+        )
+        gathered = gather(made_up.sources(records), [], (*load_all(), *load_proofs()))
+        text = section(markdown(document(gathered, NOW)), "Publish summary")
+        assert "with a made-up checkpoint" in text and "57.2" not in text
+
+    @pytest.mark.parametrize("others", [None, "f" * 40])
+    def test_numbers_of_several_revisions_or_of_none_are_not_as_checked_in(self, others: str | None) -> None:
+        records = made_up.rig()
+        records = [
+            replace(r, conditions=made_up.conditions(git_rev=others))
+            if others is None or r.envelope == "sm86-80k-4seq"
+            else r
+            for r in records
+        ]
+        text = section(text_of(records), "Publish summary")
+        assert "Not all of these numbers are of the checked-in" in text
 
     def test_an_override_is_no_checked_in_envelope(self) -> None:
         changed = made_up.conditions(overrides={"NCCL_ALGO": "Tree"})

@@ -88,6 +88,18 @@ def test_what_is_no_answer_is_refused(tmp_path: Path, change, words: str) -> Non
         side_of(change(value), "x.json")
 
 
+@pytest.mark.parametrize("wide", ["first", "second"])
+def test_the_spread_of_either_side_covers_a_change(tmp_path: Path, wide: str) -> None:
+    sides = []
+    for name, median in (("first", 100.0), ("second", 110.0)):
+        value = answer(tmp_path / f"{name}.json", Recipe(steps=9, layers=("SWA",)))
+        reach = 60.0 if name == wide else 0.1
+        spread = {"median": median, "mean": median, "quartile_1": median - reach, "quartile_3": median + reach}
+        value["files"][0]["steps"]["buckets"]["mhc"]["spread_us"].update(spread)
+        sides.append(side_of(value, name))
+    assert judged(diff(*sides))["mhc"] == SAME
+
+
 @pytest.mark.parametrize(
     ("place", "wrong"),
     [
