@@ -45,7 +45,9 @@ def test_gpus_that_alternate_between_sockets_are_put_in_order() -> None:
     assert found.order == (0, 2, 4, 6, 1, 3, 5, 7)
     uuids = ",".join(f"GPU-{at:04d}" for at in found.order)
     assert found.setting == f"SM86_GPUS={uuids}"
-    assert all("nothing needs to be set" not in note for note in found.notes)
+    assert all("nothing needs to be set" not in note and "UUIDs" not in note for note in found.notes)
+    nameless = place(replace(rig, gpus=tuple(replace(gpu, uuid=None) for gpu in rig.gpus or ())), 8)
+    assert nameless is not None and nameless.setting is None and "UUIDs are not known" in nameless.notes[-1]
 
 
 def test_six_and_two_cannot_be_helped_and_it_is_said() -> None:
