@@ -36,19 +36,21 @@ def recommend(rows: Sequence[Row], sizes: Sequence[int], calls: int, mark: str =
     wanted = [size for size in sizes if size in base.timings]
     if not wanted:
         return _nothing("none of the sizes that a decode step uses was measured")
-    verdicts = [verdict_at(size, rows, mark) for size in wanted]
+    # what a server cannot use must not hide what it can
+    usable = [row for row in rows if not _inert(row)]
+    verdicts = [verdict_at(size, usable, mark) for size in wanted]
     thin = next((v for v in verdicts if "too few" in v.why or "nothing to compare" in v.why), None)
     if thin is not None:
         return _nothing(thin.why)
     common = set(verdicts[0].leaders).intersection(*(verdict.leaders for verdict in verdicts[1:]))
-    able = [row for row in rows if row.setting.name in common and not _inert(row)]
+    able = [row for row in usable if row.setting.name in common]
     better = [row for row in able if any(row.timings[size].beats(base.timings[size]) for size in wanted)]
     words = " and ".join(size_words(size) for size in wanted)
     if not better:
         return Recommendation(BASELINE, (), (_why_none(base, verdicts, words, common),))
     best = min(better, key=lambda row: (row.setting.changes, sum(row.timings[size].median for size in wanted)))
     gains = tuple(gain for size in wanted if (gain := gain_of(best, base, size, calls)) is not None)
-    reasons = [f"{best.setting.words}: at {words} no other setting is faster beyond the spread"]
+    reasons = [f"{best.setting.words}: at {words} no other setting that a server can use is faster beyond the spread"]
     for gain in gains:
         own, other = best.timings[gain.size].median, base.timings[gain.size].median
         change = f"{abs(gain.ms):.2f} ms {'shorter' if gain.ms >= 0 else 'longer'}"

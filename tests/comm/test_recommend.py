@@ -49,6 +49,8 @@ def test_it_must_lead_at_every_size_of_the_envelope() -> None:
 def test_flashinfer_is_never_written_since_vllm_leaves_it_aside_on_sm86() -> None:
     made = found({"nccl": {8192: SLOW}, "flashinfer-trtllm": {8192: FAST}})
     assert made.setting == "nccl"
+    made = found({"nccl": {8192: SLOW}, "flashinfer-trtllm": {8192: FAST}, "sm86-host": {8192: MIDDLE}})
+    assert made.setting == "sm86-host", "what cannot be used does not hide what can"
 
 
 def test_emulated_numbers_and_a_lost_baseline_recommend_nothing() -> None:
