@@ -17,6 +17,7 @@ from sm86.errors import EXIT_COULD_NOT_RUN, EXIT_INTERRUPTED, CouldNotRun, Sm86E
 TRACEBACK_VARIABLE = "SM86_TRACEBACK"
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.ENAMETOOLONG})
 
 
 def guard(call: Callable[[], int]) -> int:
@@ -59,6 +60,10 @@ def guard(call: Callable[[], int]) -> int:
             tell(
                 CouldNotRun(f"cannot write {where}: {error.strerror or error}", "free some space, or send it elsewhere")
             )
+            return EXIT_COULD_NOT_RUN
+        if isinstance(error, OSError) and error.errno in CLOSED and error.filename:
+            # a look at a path, where its reading is guarded and the look is not
+            tell(CouldNotRun(f"cannot use {error.filename}: {error.strerror}", "check the path and its permissions"))
             return EXIT_COULD_NOT_RUN
         if os.environ.get(TRACEBACK_VARIABLE) == "1":
             raise

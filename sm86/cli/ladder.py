@@ -244,7 +244,8 @@ def _previous(options: Options) -> State | None:
             raise CouldNotRun(f"there is no ladder to go on with at {options.path}", "leave --resume out") from None
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise CouldNotRun(f"cannot read {options.path}: {error}", "begin anew with --restart") from None
+        why = getattr(error, "strerror", None) or error
+        raise CouldNotRun(f"cannot read {options.path}: {why}", "begin anew with --restart") from None
     return s.from_text(text, str(options.path))
 
 

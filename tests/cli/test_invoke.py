@@ -108,6 +108,14 @@ def test_a_stdout_that_was_closed_before_the_start_ends_in_words():
     assert len(done.stderr.splitlines()) == 2 and "output is closed" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["report --records {}", "trace {}", "trace.diff {} x", "compare {} x"])
+def test_a_path_that_cannot_be_looked_at_ends_in_words(command):
+    done = invoke(*command.format("x" * 300).split())
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2 and lines[1].startswith("mend: ") and "fault of the program" not in done.stderr
+
+
 def test_envelopes_as_json():
     done = invoke("envelopes", "--json")
     values = json.loads(done.stdout)
