@@ -97,6 +97,9 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", media=media, features=[feature])
+        # what a style shows or hides is only so after the next frames
+        frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))"
+        self.call("Runtime.evaluate", expression=frames, awaitPromise=True)
 
     def value(self, expression: str) -> Any:
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
