@@ -113,13 +113,16 @@ def test_the_call_number_wraps(library: str, tmp_path: Path) -> None:
 def test_a_planted_fault_is_found(
     library: str, tmp_path: Path, fault: str, calls: tuple[Call, ...], special: bool
 ) -> None:
-    # what a fault does depends on chance, so it gets several
-    for seed in range(12):
+    # What a fault does depends on chance, so it gets several. A missing fence shows in one of sixteen tries between two
+    # ranks, and in more than half of them among three, where one rank is ahead of another and not of the third.
+    world = 3 if fault == "no-fence" else 2
+    for seed in range(16):
         folder = tmp_path / str(seed)
         folder.mkdir()
         script = Script(
             library,
             calls,
+            world=world,
             rounds=300,
             timeout_s=1.0,
             seed=seed,
@@ -128,8 +131,8 @@ def test_a_planted_fault_is_found(
             environment={"SM86_AR_FAULT": fault},
         )
         reports = run(script, folder)
-        assert len(reports) == 2, reports
-        if not fine(reports, 2):
+        assert len(reports) == world, reports
+        if not fine(reports, world):
             return
     pytest.fail(f"{fault} was not noticed")
 
