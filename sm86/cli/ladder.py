@@ -135,7 +135,9 @@ def _run(options: Options, found: Sequence[Rung], previous: State | None, hands:
     place = {rung.key: number for number, rung in enumerate(found, 1)}
 
     def tell(rung: Rung, what: str) -> None:
-        say(f"rung {place[rung.key]} of {len(found)}, {rung.key}: {what}")
+        # with --json nothing else on the terminal would say why
+        why = f": {state.outcomes[rung.key].text}" if what == s.FAILED else ""
+        say(f"rung {place[rung.key]} of {len(found)}, {rung.key}: {what}{why}")
 
     def keep(now: State) -> None:
         nonlocal state

@@ -54,25 +54,26 @@ def run(
         rounds.prime(made)
         alone = rounds.alone(made)
         same = rounds.same_prompt(made)
-        repeats, observed = rounds.measure(made, sample_s)
+        rounds_done = rounds.measure(made, sample_s)
         prose = rounds.prose(made)
     except ServerFault as fault:
         raise failed(fault, plan, _at_the_end(telemetry, clock)) from None
     finally:
         if telemetry is not None:
             telemetry.stop()
+    repeats, left_out = rounds_done.repeats, rounds_done.left_out
     seen = _seen(envelope, telemetry, repeats, clock)
     measured = [repeat.timelines for repeat in repeats]
     lengths = [timeline.prompt_tokens for timeline in measured[0]]
     verdicts = (
-        window_verdict(repeats),
+        window_verdict(repeats, left_out),
         judge.text(alone, measured, prose),
         judge.log_probabilities(alone, prose),
         judge.known_answers([prompt.facts for prompt in made], alone, measured),
         judge.same_prompt(same, plan.sequences),
         judge.prompt_length(lengths, plan.prompt_tokens),
         cache_verdict(repeats),
-        cross_check(observed, plan.sequences),
+        cross_check(rounds_done.observed, plan.sequences),
     )
     facts = Measured(
         aggregates=aggregates(repeats),
@@ -98,6 +99,7 @@ def run(
         conditions=known,
         prompts=made,
         repeats=repeats,
+        left_out=left_out,
         alone=alone,
         prose=prose,
         verdicts=(*verdicts, seen.verdict(), comparison.as_verdict()),
@@ -120,8 +122,11 @@ def _seen(envelope: Envelope, source: Source | None, repeats: Sequence[Repeat], 
     return summarise(source, spans, origin)
 
 
-def window_verdict(repeats: Sequence[Repeat]) -> Verdict:
-    """Pass only if every repeat has a steady window."""
+def window_verdict(repeats: Sequence[Repeat], left_out: Sequence[Repeat] = ()) -> Verdict:
+    """Pass only if every repeat has a steady window; it names the rounds that were disturbed and measured again."""
+    again = [repeat.window.reason for repeat in left_out if isinstance(repeat.window, Refusal)]
+    rounds = "1 round was" if len(again) == 1 else f"{len(again)} rounds were"
+    told = f"; {rounds} disturbed, left out and measured again: {again[0]}" if again else ""
     reasons = [
         f"repeat {number}: {repeat.window.reason}"
         for number, repeat in enumerate(repeats, 1)
@@ -129,8 +134,8 @@ def window_verdict(repeats: Sequence[Repeat]) -> Verdict:
     ]
     if reasons:
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-        return Verdict(judge.WINDOW, "fail", f"no number: {reasons[0]}{more}")
-    return Verdict(judge.WINDOW, "pass", f"all sequences decoded together in each of {len(repeats)} repeats")
+        return Verdict(judge.WINDOW, "fail", f"no number: {reasons[0]}{more}{told}")
+    return Verdict(judge.WINDOW, "pass", f"all sequences decoded together in each of {len(repeats)} repeats{told}")
 
 
 def cache_verdict(repeats: Sequence[Repeat]) -> Verdict:

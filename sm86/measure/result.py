@@ -49,7 +49,8 @@ def aggregates(repeats: Sequence[Repeat]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """A finished benchmark. The number exists only if every repeat had a window."""
+    """A finished benchmark. The number exists only if every repeat had a window; left_out are rounds without one that
+    were measured again."""
 
     envelope: Envelope
     plan: BenchPlan
@@ -60,6 +61,7 @@ class BenchResult:
     conditions: Conditions
     prompts: tuple[Prompt, ...]
     repeats: tuple[Repeat, ...]
+    left_out: tuple[Repeat, ...]
     alone: tuple[Timeline, ...]
     prose: Prose
     verdicts: tuple[Verdict, ...]
@@ -171,6 +173,7 @@ def _details(result: BenchResult) -> dict[str, Any]:
         "alone": [_text(timeline) for timeline in result.alone],
         "together": [_text(timeline) for timeline in result.prose.together],
         "repeats": [_repeat(repeat) for repeat in result.repeats],
+        "left_out": [_repeat(repeat) for repeat in result.left_out],
     }
 
 

@@ -63,8 +63,9 @@ def test_json_is_the_record_alone(run) -> None:
 
 
 def test_a_rung_that_fails_is_exit_1_with_the_next_root_cause(run) -> None:
-    code, out, _ = run(hands=FakeHands(run.results, dict(OOM)))
+    code, out, err = run(hands=FakeHands(run.results, dict(OOM)))
     assert code == 1
+    assert f"rung 2 of 4, {KEYS[1]}: failed: out of memory: capture OOM" in err
     assert f"stopped at {KEYS[1]}. Next root cause: out of memory: capture OOM" in out
     assert "| 7: said so" in out and "mend: free the GPUs" in out and "--resume tries this rung again" in out
     assert "not run" in out

@@ -38,6 +38,7 @@ class Behaviour:
     late_s: dict[int, float] = field(default_factory=dict)
     ends_after: dict[int, int] = field(default_factory=dict)
     stall: dict[int, tuple[int, float]] = field(default_factory=dict)  # after so many tokens, so many seconds
+    late_rounds: int = 1_000_000  # late_s holds in so many measured rounds, the first ones
     usage: str = "continuous"
     chat: bool = False
     reasoning_tokens: int = 0
@@ -275,10 +276,12 @@ class _Handler(BaseHTTPRequestHandler):
     ) -> None:
         replay, b = self.replay, self.replay.behaviour
         measured = phase == "measured"
-        start = time.perf_counter() + (b.late_s.get(sequence, 0.0) if measured else 0.0)
         sent: list[tuple[float, int]] = []
         with replay.lock:
-            replay.sent.setdefault((phase, sequence), []).append(sent)
+            rounds = replay.sent.setdefault((phase, sequence), [])
+            rounds.append(sent)
+        late = measured and len(rounds) <= b.late_rounds
+        start = time.perf_counter() + (b.late_s.get(sequence, 0.0) if late else 0.0)
         pause = 0.0
         pending: list[bytes] = []
         made = 0

@@ -143,6 +143,34 @@ def test_no_window_no_number(behaviour, words):
     assert states(result)["comparison"] == "not applicable"
 
 
+def test_a_disturbed_round_is_measured_again_and_told():
+    result = measure(Behaviour(rate=FAST, late_s={1: 0.3}, late_rounds=1), repeats=2)
+    assert result.good and len(result.aggregates) == len(result.repeats) == 2 and len(result.left_out) == 1
+    told = text_of(result, judge.WINDOW)
+    assert "in each of 2 repeats; 1 round was disturbed, left out and measured again: the sequences never" in told
+    record = to_record(result)
+    assert len(record.details["repeats"]) == 2
+    (left_out,) = record.details["left_out"]
+    assert "sequence 2 got its first token" in left_out["window"]["refused"]
+    assert left_out["sequences"][1]["timeline"], "it can be looked at"
+    assert len([body for body in result_requests if body.get("ignore_eos")]) == 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "rounds"),
+    [
+        (Behaviour(rate=FAST, late_s={1: 0.3}), 3),  # as often as it may be
+        (Behaviour(rate=FAST, ends_after={1: 60}), 1),  # a sequence too short has no window another time either
+        (Behaviour(rate=FAST, usage="final"), 1),
+    ],
+)
+def test_only_a_disturbed_round_is_measured_again_and_not_for_ever(behaviour, rounds):
+    result = measure(behaviour)
+    assert states(result)[judge.WINDOW] == "fail" and not result.good and not result.aggregates
+    assert len(result.left_out) == rounds - 1
+    assert len([body for body in result_requests if body.get("ignore_eos")]) == 2 * rounds
+
+
 def test_one_refused_repeat_takes_the_number():
     result = measure(Behaviour(rate=FAST), repeats=2)
     assert len(result.aggregates) == 2
