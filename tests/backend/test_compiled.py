@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from sm86.backend.attention.build import dynamic_shared_bytes, find_nvcc
+from sm86.backend.attention.build import dynamic_shared_bytes
+from sm86.backend.nvcc import find_nvcc
 from sm86.backend.testing.compiled import SHARED_LIMIT, faults_of
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from sm86.backend.attention import plan
-from sm86.backend.attention.build import LIBRARY, build_once, cache_path, source_hash
+from sm86.backend.attention import build, plan
 from sm86.backend.attention.reference import Source
 from sm86.backend.layout import HEAD_DIMS, MAIN_RECORD_BYTES, MAIN_SCALE_BYTES
+from sm86.backend.nvcc import build_once
 from sm86.backend.refusal import Refused
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_float
@@ -62,29 +62,26 @@ def library_path() -> Path:
     named = os.environ.get("SM86_NATIVE_LIBRARY")
     if named:
         return Path(named)
-    beside = Path(__file__).with_name(LIBRARY)
+    beside = Path(__file__).with_name(build.LIBRARY.file)
     if beside.exists():
         return beside
-    return build_once(cache_path())
+    return build_once(build.LIBRARY.cache_path(), build.build)
 
 
 @cache
 def library() -> ctypes.CDLL:
     """The loaded library. Raises Refused when it is missing, unloadable or built from another source."""
     path = library_path()
+    mend = f"build it again: python -m {build.LIBRARY.module}"
+    wanted = build.LIBRARY.source_hash()
     try:
         loaded = ctypes.CDLL(str(path))
         loaded.sm86_source_hash.restype = ctypes.c_char_p
         built_from = loaded.sm86_source_hash().decode()
     except (OSError, AttributeError) as error:
-        raise Refused(
-            f"cannot load {path}: {error}", "build it again: python -m sm86.backend.attention.build"
-        ) from error
-    if built_from != source_hash():
-        raise Refused(
-            f"{path} was built from source {built_from}, this is {source_hash()}",
-            "build it again: python -m sm86.backend.attention.build",
-        )
+        raise Refused(f"cannot load {path}: {error}", mend) from error
+    if built_from != wanted:
+        raise Refused(f"{path} was built from source {built_from}, this is {wanted}", mend)
     if loaded.sm86_sparse_mla_args_size() != ctypes.sizeof(_Arguments):
         raise Refused(f"{path} takes other arguments than this module gives", "build it again for this machine")
     loaded.sm86_cuda_error.restype = ctypes.c_char_p

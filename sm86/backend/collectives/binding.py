@@ -8,10 +8,10 @@ import os
 from functools import cache
 from pathlib import Path
 
-from sm86.backend.attention.build import build_once
 from sm86.backend.collectives import build
 from sm86.backend.collectives.failure import Verdict, ranks_of
 from sm86.backend.collectives.plan import NAMES
+from sm86.backend.nvcc import build_once
 from sm86.backend.refusal import Refused
 
 _POINTER, _LONG, _INT, _WORD = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_uint32
@@ -101,22 +101,23 @@ def library_path() -> Path:
     named = os.environ.get("SM86_COLLECTIVES_LIBRARY")
     if named:
         return Path(named)
-    beside = Path(__file__).with_name(build.LIBRARY)
+    beside = Path(__file__).with_name(build.LIBRARY.file)
     if beside.exists():
         return beside
-    return build_once(build.cache_path(), build.build)
+    return build_once(build.LIBRARY.cache_path(), build.build)
 
 
 def load(path: Path) -> ctypes.CDLL:
     """The library at `path`. Raises Refused when it is missing, unloadable or built from other sources."""
-    mend = "build it again: python -m sm86.backend.collectives.build"
+    mend = f"build it again: python -m {build.LIBRARY.module}"
+    wanted = build.LIBRARY.source_hash()
     try:
         library = declare(ctypes.CDLL(str(path)))
         built_from = library.sm86_ar_source_hash().decode()
     except (OSError, AttributeError) as error:
         raise Refused(f"cannot load {path}: {error}", mend) from error
-    if built_from != build.source_hash():
-        raise Refused(f"{path} was built from source {built_from}, this is {build.source_hash()}", mend)
+    if built_from != wanted:
+        raise Refused(f"{path} was built from source {built_from}, this is {wanted}", mend)
     sizes = ctypes.sizeof(Open) * 65536 + ctypes.sizeof(Launch) * 256 + ctypes.sizeof(Status)
     if library.sm86_ar_sizes() != sizes:
         raise Refused(f"{path} takes other arguments than this module gives", mend)

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sm86.backend.attention.build import cuda_resources, find_nvcc
+from sm86.backend.attention.build import cuda_resources
 from sm86.backend.collectives.build import cuda_resources as collective_resources
+from sm86.backend.nvcc import find_nvcc
 
 SHARED_LIMIT = 99 * 1024
 REGISTER_LIMIT = 255

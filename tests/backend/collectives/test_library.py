@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sm86.backend.attention.build import find_nvcc
+from sm86.backend import nvcc
 from sm86.backend.collectives import binding, build
 from sm86.backend.collectives.plan import PACKETS
 from sm86.backend.refusal import Refused
 from sm86.backend.testing.compiled import FORBIDDEN, faults_of
 
-needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc on this machine: the source is not compiled")
+needs_nvcc = pytest.mark.skipif(nvcc.find_nvcc() is None, reason="no nvcc on this machine: the source is not compiled")
 
 PTXAS = """ptxas info    : Compiling entry function '_ZN12_GLOBAL__N_110all_reduceILi8ELi2ELi1EEEvNS_4CallE' for 'sm_86'
 ptxas info    : Function properties for _ZN12_GLOBAL__N_110all_reduceILi8ELi2ELi1EEEvNS_4CallE
@@ -86,7 +87,7 @@ def test_the_library_knows_its_source_and_says_why_it_cannot_open(
     compiled: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = binding.load(compiled[0])
-    assert library.sm86_ar_source_hash().decode() == build.source_hash()
+    assert library.sm86_ar_source_hash().decode() == build.LIBRARY.source_hash()
     assert library.sm86_ar_segment_bytes(8, 131072) < 16 << 20, "small enough for the GPUs' address translation"
     memory = ctypes.create_string_buffer(1 << 21)
     address = (ctypes.addressof(memory) + 4095) // 4096 * 4096
@@ -99,7 +100,7 @@ def test_the_library_knows_its_source_and_says_why_it_cannot_open(
     asked.world = 3
     assert library.sm86_ar_open(ctypes.byref(asked), ctypes.byref(error)) is None
     assert "not this version's" in binding.words_of(library, error.value)
-    monkeypatch.setattr(build, "source_hash", lambda: "0" * 16)
+    monkeypatch.setattr(build, "LIBRARY", dataclasses.replace(build.LIBRARY, sources=build.HEADERS))
     with pytest.raises(Refused, match="was built from source"):
         binding.load(compiled[0])
 
@@ -112,19 +113,23 @@ def test_a_named_library_that_is_absent_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_nvcc_it_says_how_to_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(build, "find_nvcc", lambda: None)
+    monkeypatch.setattr(nvcc, "find_nvcc", lambda: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("SM86_COLLECTIVES_LIBRARY", raising=False)
-    monkeypatch.setattr(build, "LIBRARY", "absent.so")
-    with pytest.raises(Refused, match=r"no nvcc.*sm86\.backend\.collectives\.build"):
+    monkeypatch.setattr(build, "LIBRARY", dataclasses.replace(build.LIBRARY, file="absent.so"))
+    with pytest.raises(
+        Refused,
+        match=r"the collective library is not built and there is no nvcc.*python -m sm86\.backend\.collectives\.build",
+    ):
         binding.library_path()
 
 
-def test_the_hash_covers_every_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    named = {path.name for path in (build.SOURCE, *build.HEADERS)}
+def test_the_hash_covers_every_source(tmp_path: Path) -> None:
+    sources = build.LIBRARY.sources
+    named = {path.name for path in sources}
     assert named == {path.name for path in build.FOLDER.iterdir() if path.suffix in (".cu", ".h")}
-    known = build.source_hash()
-    changed = tmp_path / "segment.h"
-    changed.write_bytes(build.HEADERS[0].read_bytes() + b"\n")
-    monkeypatch.setattr(build, "HEADERS", (changed, *build.HEADERS[1:]))
-    assert build.source_hash() != known
+    changed = tmp_path / "changed"
+    for number, source in enumerate(sources):
+        changed.write_bytes(source.read_bytes() + b"\n")
+        other = dataclasses.replace(build.LIBRARY, sources=(*sources[:number], changed, *sources[number + 1 :]))
+        assert other.source_hash() != build.LIBRARY.source_hash(), source.name
