@@ -1,6 +1,6 @@
 """The host-memory all-reduce under everything that may happen to it, on real GPUs: values, skew, deaths, full memory.
 
-    python benchmarks/allreduce_faults.py [--gpus N] [--calls 10000] [--only NAME,NAME] [--json FILE]
+    python benchmarks/allreduce_faults.py [--gpus N] [--calls 10000] [--only "NAME;NAME"] [--budget-s S] [--json FILE]
 
 One process per GPU and scenario. A scenario ends as pass, fail or not made (with the reason); the table says which.
 Exit code 0: all that were made passed; 1: one failed; 2: none was made, or it could not run (no GPU, no torch for CUDA,
@@ -29,7 +29,8 @@ sys.path.insert(0, str(ROOT))
 from sm86.backend.collectives import binding  # noqa: E402
 from sm86.backend.collectives.failure import PEER_GONE, TIMED_OUT, CollectiveFailed, SetupFailed  # noqa: E402
 from sm86.backend.collectives.plan import NAMES, Plan  # noqa: E402
-from sm86.backend.testing.gpu_group import Group, gpus_for, tell  # noqa: E402
+from sm86.backend.testing.budget import Budget, add_option, budget_of, progress  # noqa: E402
+from sm86.backend.testing.gpu_group import Group, begin_rank, gpus_for, say, tell  # noqa: E402
 from sm86.cli.guard import guard, whole_number  # noqa: E402
 from sm86.errors import EXIT_COULD_NOT_RUN, EXIT_FINDING, EXIT_OK, CouldNotRun  # noqa: E402
 from sm86.files import write_atomic  # noqa: E402
@@ -38,6 +39,8 @@ KIB = 1024
 PASS, FAIL, NOT_MADE = "pass", "fail", "not made"
 SHORT_S, LONG_S = 2.0, 60.0
 VICTIM = 1
+LEAST_S = 20.0
+"""What is left of a budget must hold a scenario's start, its waits and its end."""
 
 # ---- a rank ---------------------------------------------------------------------------------------------------------
 
@@ -176,6 +179,8 @@ def exact(rank: Rank, kind: str, local_ranks: int) -> dict[str, Any]:
     for size in (8 * KIB, 32 * KIB) if not rank.emulated else (256, 512):
         for dtype in (torch.bfloat16, torch.float32):
             plan = Plan(algorithm, 256)
+            if rank.rank == 0:
+                say(f"{kind}, {size} bytes, {dtype}: {rank.calls} calls")
             for number in range(rank.calls // 2):
                 rank.skew(number)
                 rank.checked(size, plan, dtype)
@@ -350,6 +355,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def rank_main(arguments: argparse.Namespace) -> int:
+    begin_rank()
     _, options, run = SCENARIOS[arguments.scenario]
     if options.get("eight"):
         if 8 % arguments.world:
@@ -401,7 +407,9 @@ def judged(kind: str, results: dict[int, Any], world: int) -> tuple[str, str]:
     return state, f"{wrong} elements wrong, at most {ulp:g} units from float64, ranks {'equal' if equal else 'DIFFER'}"
 
 
-def run_one(name: str, arguments: argparse.Namespace, gpus: list[str]) -> tuple[str, str]:
+def run_one(name: str, arguments: argparse.Namespace, gpus: list[str], budget: Budget) -> tuple[str, str]:
+    if not budget.allows(LEAST_S):
+        return NOT_MADE, budget.words()
     kind = SCENARIOS[name][0]
     extra = ["--scenario", name, "--calls", str(arguments.calls)]
     if arguments.emulate:
@@ -412,26 +420,37 @@ def run_one(name: str, arguments: argparse.Namespace, gpus: list[str]) -> tuple[
         filler = fill_shared_memory()
         if isinstance(filler, str):
             return NOT_MADE, filler
+    limit = min(arguments.limit, budget.left())
     try:
-        with Group(__file__, gpus, extra) as group:
+        with Group(__file__, gpus, extra, limit_s=limit + 10.0) as group:
             survivors = [rank for rank in range(len(gpus)) if not (kind == "gone" and rank == VICTIM)]
-            results = group.wait(arguments.limit, survivors)
+            results = group.wait(limit, survivors)
             if kind == "crash":
-                time.sleep(0.5)
-                for rank in group.ranks:
-                    rank.process.kill()
-                for rank in group.ranks:
-                    rank.process.wait()
-                left = {entry for entry in set(os.listdir("/dev/shm")) - before if "sm86" in entry}
-                came = len(results) == len(gpus)
-                return (PASS if came and not left else FAIL), f"left in /dev/shm: {sorted(left) or 'nothing'}"
+                return _crashed(group, results, before)
             state, words = judged("values" if kind == "shm" else kind, results, len(gpus))
-            if state == FAIL:
-                words += "".join(f"\n    rank {rank}: {group.words(rank, 4)}" for rank in range(len(gpus)))
+            if state == FAIL and group.timed_out and limit < arguments.limit:
+                state, words = NOT_MADE, f"{budget.words()} in the middle of it"
+            elif state == FAIL and group.timed_out:
+                words += f"; not at its end after {limit:g} s"
+            if state != PASS:
+                words += "".join(f"\n    rank {rank}: {group.words(rank, 30)}" for rank in range(len(gpus)))
             return state, words
     finally:
         if isinstance(filler, int):
             os.close(filler)
+
+
+def _crashed(group: Group, results: dict[int, Any], before: set[str]) -> tuple[str, str]:
+    """All ranks killed in the middle of calls: what is left behind."""
+    time.sleep(0.5)
+    group.kill()
+    for rank in group.ranks:
+        rank.process.wait()
+    left = {entry for entry in set(os.listdir("/dev/shm")) - before if "sm86" in entry}
+    if len(results) < len(group.ranks):
+        said = "".join(f"\n    rank {rank}: {group.words(rank, 30)}" for rank in range(len(group.ranks)))
+        return FAIL, f"only ranks {sorted(results)} came up{said}"
+    return (FAIL if left else PASS), f"left in /dev/shm: {sorted(left) or 'nothing'}"
 
 
 def fill_shared_memory() -> int | str:
@@ -457,6 +476,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=500.0, help="seconds for one scenario")
     parser.add_argument("--json", help="also write the results to this file")
     parser.add_argument("--emulate", metavar="LIBRARY", help="CPU processes with the tests' build; proves no GPU")
+    add_option(parser)
     for name, kind in (("rank", int), ("world", int), ("meet", Path), ("scenario", str)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
@@ -474,29 +494,37 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.emulate and not Path(arguments.emulate).is_file():
             raise CouldNotRun(f"there is no library {arguments.emulate}", "give the path of the tests' CPU build")
         gpus = [""] * (arguments.gpus or 2) if arguments.emulate else gpus_for(arguments.gpus)
+        budget = budget_of(arguments)
     except CouldNotRun as fault:
         print(f"{fault.what}\n{fault.mend}", file=sys.stderr)
         return EXIT_COULD_NOT_RUN
     if arguments.emulate:
         print("EMULATED on CPU processes: says nothing about a GPU")
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for name in names:
+        progress(f"{name} ...")
         began = time.monotonic()
-        found[name] = run_one(name, arguments, gpus)
+        found[name] = run_one(name, arguments, gpus, budget)
         state, words = found[name]
         print(f"{state:9} {name} ({time.monotonic() - began:.0f} s): {words}", flush=True)
-    if arguments.json:
-        document = {
-            "schema": "sm86.allreduce-faults",
-            "version": 1,
-            "emulated": arguments.emulate is not None,
-            "gpus": len(gpus),
-            "calls": arguments.calls,
-            "time": time.strftime("%FT%TZ", time.gmtime()),
-            "scenarios": {name: {"state": state, "words": words} for name, (state, words) in found.items()},
-        }
-        write_atomic(Path(arguments.json), json.dumps(document, indent=1) + "\n")
+        write(arguments, len(gpus), found)
     return code_of([state for state, _ in found.values()])
+
+
+def write(arguments: argparse.Namespace, gpus: int, found: dict[str, tuple[str, str]]) -> None:
+    """What is known so far, after every scenario."""
+    if not arguments.json:
+        return
+    document = {
+        "schema": "sm86.allreduce-faults",
+        "version": 1,
+        "emulated": arguments.emulate is not None,
+        "gpus": gpus,
+        "calls": arguments.calls,
+        "time": time.strftime("%FT%TZ", time.gmtime()),
+        "scenarios": {name: {"state": state, "words": words} for name, (state, words) in found.items()},
+    }
+    write_atomic(Path(arguments.json), json.dumps(document, indent=1) + "\n")
 
 
 def code_of(states: list[str]) -> int:

@@ -1,6 +1,6 @@
 """The host-memory all-reduce beside NCCL with peer access off: both in one run, interleaved, on the GPUs at hand.
 
-    python benchmarks/allreduce_speed.py [--gpus N] [--sizes 2,8,32,128] [--quick] [--json FILE]
+    python benchmarks/allreduce_speed.py [--gpus N] [--sizes 2,8,32,128] [--quick] [--budget-s S] [--json FILE]
 
 One process per GPU. Every way is checked bit by bit before it is timed. Tables (us per call of the slowest rank, median
 over replays and the middle half of them):
@@ -12,7 +12,7 @@ over replays and the middle half of them):
             load on host memory
 
 Exit code 0: measured; 1: a sum was wrong; 2: could not run (no GPU, no torch for CUDA, no library), or NCCL is not
-known to have gone without peer access.
+known to have gone without peer access, or it was broken off (what was measured until then is written).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ sys.path.insert(0, str(ROOT))
 
 from sm86.backend.collectives.failure import SetupFailed  # noqa: E402
 from sm86.backend.collectives.plan import NAMES, Plan, fits  # noqa: E402
-from sm86.backend.testing.gpu_group import Group, gpus_for, tell  # noqa: E402
+from sm86.backend.testing.budget import Budget, add_option, budget_of, progress  # noqa: E402
+from sm86.backend.testing.gpu_group import Group, begin_rank, gpus_for, say, tell, tell_part  # noqa: E402
 from sm86.cli.guard import guard  # noqa: E402
 from sm86.errors import EXIT_COULD_NOT_RUN, EXIT_FINDING, EXIT_OK, CouldNotRun  # noqa: E402
 from sm86.files import write_atomic  # noqa: E402
@@ -42,6 +43,8 @@ WANTED = {8: (2.6, 3.0), 32: (1.9, 3.0)}
 GAP_SIZES, EIGHT_SIZES = (8, 32), (8, 16, 32, 64)
 GAP_CYCLES = 100_000
 TIMEOUT_S = 540.0
+ENDING_S = 20.0
+"""For the start of a rank, which its own clock does not see, and for its end."""
 Table = dict[str, dict[str, Any]]
 
 
@@ -59,8 +62,9 @@ def plans_of(size: int) -> list[Plan]:
 # ---- a rank ---------------------------------------------------------------------------------------------------------
 
 
-def rank_main(rank: int, world: int, meet: Path, sizes: list[int], replays: int) -> int:
+def rank_main(rank: int, world: int, meet: Path, sizes: list[int], replays: int, budget_s: float | None) -> int:
     """Measure everything; every rank sees the same numbers, rank 0 tells them."""
+    begin_rank()
     import torch
 
     from sm86.backend.collectives import trial
@@ -68,9 +72,13 @@ def rank_main(rank: int, world: int, meet: Path, sizes: list[int], replays: int)
     from sm86.backend.collectives.exchange import SocketExchange
     from sm86.backend.testing.nccl import Nccl
 
+    rows = Rows(rank, Budget(budget_s))
     torch.cuda.set_device(0)
-    exchange = SocketExchange(meet, rank, world)
+    rows.say("meeting the other ranks")
+    rows.exchange = exchange = SocketExchange(meet, rank, world)
+    rows.say("setting up host memory; the driver compiles the kernels for this GPU the first time")
     reduce = HostAllReduce(exchange, 0, timeout_s=60.0)
+    rows.say("setting up NCCL")
     nccl = Nccl(exchange)
     facts = {
         "gpu": torch.cuda.get_device_name(0),
@@ -78,38 +86,88 @@ def rank_main(rank: int, world: int, meet: Path, sizes: list[int], replays: int)
         "numa_node": reduce.numa_node,
         "read_ns": round(reduce.read_ns()),
     }
-    result: dict[str, Any] = {
+    result = rows.result
+    result |= {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "nccl": nccl.version,
         "ranks": exchange.gather(facts),
     }
+    rows.say("checking every value")
     wrong = [text for text in exchange.gather(trial.check_values(reduce, sizes)) if text]
     result["wrong"] = wrong
+    rows.told()
     if not wrong:
         measure = Measure(exchange, reduce, nccl, replays)
-        result["graph"] = {str(size): measure.graph(size) for size in sizes}
-        result["eager"] = {str(size): measure.eager(size, result["graph"][str(size)]) for size in sizes}
-        result["gap"] = {
-            str(kib * KIB): measure.gap(kib * KIB, result["graph"][str(kib * KIB)])
-            for kib in GAP_SIZES
-            if kib * KIB in sizes
-        }
+        table: dict[str, Table] = {}
+        # what decides comes first: the sizes that have a wanted ratio, in all their tables
+        first = [kib * KIB for kib in WANTED if kib * KIB in sizes]
+        for size in [*first, *(size for size in sizes if size not in first)]:
+            rows.add("graph", size, partial(measure.graph, size), into=table)
+            if str(size) not in table:
+                continue
+            if size // KIB in GAP_SIZES:
+                rows.add("gap", size, partial(measure.gap, size, table[str(size)]))
+            rows.add("eager", size, partial(measure.eager, size, table[str(size)]))
+    exchange.gather("done with the group of all ranks")
     reduce.close()
-    if not wrong and 8 % world == 0 and world < 8:
+    if not wrong and 8 % world == 0 and world < 8 and not rows.over():
         try:
+            rows.say("setting up the read load of one rank of eight")
             with HostAllReduce(exchange, 0, timeout_s=60.0, local_ranks=8 // world) as eight:
                 texts = [text for text in exchange.gather(trial.check_values(eight, [8 * KIB, 32 * KIB])) if text]
                 result["wrong"] = texts
                 one = Measure(exchange, eight, None, replays)
-                result["one of 8"] = {str(kib * KIB): one.graph(kib * KIB, readers=1) for kib in EIGHT_SIZES}
+                for kib in EIGHT_SIZES:
+                    rows.add("one of 8", kib * KIB, partial(one.graph, kib * KIB, readers=1))
+                exchange.gather("done with the group of eight")
         except SetupFailed as failed:
             # on all ranks or none; what was measured before stays
             result["one of 8 not made"] = failed.reason
-    nccl.close()
+    elif not wrong and 8 % world == 0 and world < 8:
+        result["one of 8 not made"] = rows.budget.words()
+    # told before NCCL's end, which waits for graphs and peers: what was measured must not wait for that
     tell(result if rank == 0 else "done")
     exchange.close()
+    nccl.close()
     return EXIT_OK
+
+
+class Rows:
+    """The result as it grows: each row is announced, made if there is time for it, and told."""
+
+    exchange: Any
+
+    def __init__(self, rank: int, budget: Budget) -> None:
+        self.rank, self.budget, self.longest = rank, budget, 0.0
+        self.result: dict[str, Any] = {"left out": []}
+
+    def say(self, words: str) -> None:
+        if self.rank == 0:
+            say(words)
+
+    def told(self) -> None:
+        if self.rank == 0:
+            tell_part(self.result)
+
+    def over(self) -> bool:
+        """Whether another row would not fit. Collective: the ranks' clocks differ, their answer may not."""
+        everybody = self.exchange.gather([not self.budget.allows(1.5 * self.longest)])
+        return any(one[0] for one in everybody)
+
+    def add(self, table: str, size: int, make: Callable[[], Table], into: dict[str, Table] | None = None) -> None:
+        """One row of one table, unless the budget is spent. Collective."""
+        if self.over():
+            self.result["left out"].append(f"{table}, {size // KIB} KiB")
+            return
+        self.say(f"{table}, {size // KIB} KiB")
+        began = time.monotonic()
+        row = make()
+        self.longest = max(self.longest, time.monotonic() - began)
+        self.result.setdefault(table, {})[str(size)] = row
+        if into is not None:
+            into[str(size)] = row
+        self.told()
 
 
 class Measure:
@@ -236,15 +294,22 @@ def words_of(result: dict[str, Any]) -> str:
     ]
     if result["wrong"]:
         return "\n".join([*lines, "WRONG SUMS:", *result["wrong"]])
-    lines += lines_of("87 calls in a CUDA graph, us per call", result["graph"])
-    lines += lines_of("launched one by one, us per call", result["eager"])
-    lines += lines_of("between pieces of other work in a graph, us that one call adds", result["gap"])
+    titles = {
+        "graph": "87 calls in a CUDA graph, us per call",
+        "eager": "launched one by one, us per call",
+        "gap": "between pieces of other work in a graph, us that one call adds",
+        "one of 8": "with the read load of one rank of eight, us per call",
+    }
+    for table, title in titles.items():
+        if table in result:
+            lines += lines_of(title, dict(sorted(result[table].items(), key=lambda row: int(row[0]))))
     if "one of 8 not made" in result:
         lines.append(f"\nthe read load of one rank of eight was not measured: {result['one of 8 not made']}")
-    if "one of 8" in result:
-        lines += lines_of("with the read load of one rank of eight, us per call", result["one of 8"])
+    lines += [f"left out, the budget was spent: {row}" for row in result.get("left out", [])]
+    if "broken off" in result:
+        lines.append(f"BROKEN OFF: {result['broken off']}")
     for kib, (least, aim) in WANTED.items():
-        ways = result["graph"].get(str(kib * KIB))
+        ways = result.get("graph", {}).get(str(kib * KIB))
         if ways and len(ranks) == 2:
             mine = min(row["median"] for name, row in ways.items() if name != "nccl")
             ratio = ways["nccl"]["median"] / mine
@@ -253,29 +318,40 @@ def words_of(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def drive(arguments: argparse.Namespace, rank_arguments: list[str]) -> int:
+def drive(arguments: argparse.Namespace, rank_arguments: list[str], budget: Budget) -> int:
     from sm86.backend.testing.nccl import transports
 
     gpus = gpus_for(arguments.gpus)
-    with Group(__file__, gpus, rank_arguments) as group:
-        results = group.wait(TIMEOUT_S)
+
+    def write(result: dict[str, Any]) -> None:
+        if arguments.json:
+            now = time.strftime("%FT%TZ", time.gmtime())
+            document = {**result, "schema": "sm86.allreduce-speed", "version": 1, "time": now}
+            write_atomic(Path(arguments.json), json.dumps(document, indent=1) + "\n")
+
+    limit = min(TIMEOUT_S, budget.left())
+    if budget.seconds is not None:
+        # the ranks stop early enough to be heard
+        rank_arguments = [*rank_arguments, "--budget-s", f"{max(limit - ENDING_S, 1.0):.0f}"]
+    # what a rank tells on the way is on the disk before it goes on: a run that is broken off loses one row
+    with Group(__file__, gpus, rank_arguments, limit_s=limit + ENDING_S, on_part=lambda _, part: write(part)) as group:
+        results = group.wait(limit)
+        said = [f"rank {rank}: {group.words(rank, 40)}" for rank in range(len(gpus))]
+        result = results.get(0) or group.ranks[0].part
+        why = f"out of time after {limit:.0f} s" if group.timed_out else "a rank ended early"
         if 0 not in results:
-            told = "\n".join(f"rank {rank}: {group.words(rank)}" for rank in range(len(gpus)))
-            raise CouldNotRun(f"no result after {TIMEOUT_S:g} s or a rank ended early", f"see what they said:\n{told}")
-        result = results[0]
+            progress("\n".join(said))
+        if result is None:
+            raise CouldNotRun(f"nothing was measured: {why}", "see what the ranks said, above")
+        if 0 not in results:
+            result["broken off"] = f"{why}; see what the ranks said"
         log = group.logs[0].read_text(errors="replace") if group.logs[0].exists() else ""
         result["transports"] = transports(log)
-    result["schema"], result["version"], result["time"] = (
-        "sm86.allreduce-speed",
-        1,
-        time.strftime("%FT%TZ", time.gmtime()),
-    )
-    print(words_of(result))
-    if arguments.json:
-        write_atomic(Path(arguments.json), json.dumps(result, indent=1) + "\n")
+    write(result)
+    print(words_of(result), flush=True)
     if result["wrong"]:
         return EXIT_FINDING
-    return EXIT_OK if compared(result["transports"]) else EXIT_COULD_NOT_RUN
+    return EXIT_OK if compared(result["transports"]) and 0 in results else EXIT_COULD_NOT_RUN
 
 
 def compared(transports: dict[str, int]) -> bool:
@@ -293,6 +369,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sizes", default="2,8,16,32,64,128", help="KiB, joined by commas")
     parser.add_argument("--quick", action="store_true", help="fewer replays")
     parser.add_argument("--json", help="also write all numbers to this file")
+    add_option(parser)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--world", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--meet", type=Path, help=argparse.SUPPRESS)
@@ -307,8 +384,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.rank is not None:
             replays = 15 if arguments.quick else 40
-            return rank_main(arguments.rank, arguments.world, arguments.meet, sizes, replays)
-        return drive(arguments, ["--sizes", arguments.sizes, *(["--quick"] if arguments.quick else [])])
+            rank, world, meet = arguments.rank, arguments.world, arguments.meet
+            return rank_main(rank, world, meet, sizes, replays, arguments.budget_s)
+        quick = ["--quick"] if arguments.quick else []
+        return drive(arguments, ["--sizes", arguments.sizes, *quick], budget_of(arguments))
     except CouldNotRun as fault:
         print(f"{fault.what}\n{fault.mend}", file=sys.stderr)
         return EXIT_COULD_NOT_RUN

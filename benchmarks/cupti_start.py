@@ -1,6 +1,6 @@
 """Does CUPTI lose kernels at the start of a profiler session? An experiment for a machine with an NVIDIA GPU.
 
-    python3 -P benchmarks/cupti_start.py [--out FILE.json] [--repeats 5] [--idle 0,2,10,30]
+    python3 -P benchmarks/cupti_start.py [--out FILE.json] [--repeats 5] [--idle 0,2,10,30] [--budget-s S]
 
 A CUDA graph of NODES kernels is replayed while torch's profiler starts and stops; every recorded launch must then have
 NODES kernels with a time. Each condition runs in processes of its own, `repeats` times:
@@ -28,10 +28,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from sm86.backend.testing.budget import Budget, add_option, budget_of, progress  # noqa: E402
+from sm86.errors import EXIT_COULD_NOT_RUN, EXIT_FINDING, EXIT_OK, CouldNotRun  # noqa: E402
+from sm86.files import write_atomic  # noqa: E402
+
 NODES = 200
 REPLAYS = 60
 LAUNCHES = ("cudaGraphLaunch", "cudaGraphLaunch_ptsz", "cuGraphLaunch")
-RUN_S = 300
+RUN_S = 300.0
+LEAST_S = 45.0
+"""What is left of a budget must hold a process's start and its session, besides the idling."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +132,7 @@ def record(condition: str) -> dict[str, Any]:
     torch.cuda.synchronize()
     if condition in ("again", "warmed"):
         session(busy=condition == "again")
-    if condition.startswith("idle") or condition == "warmed":
-        time.sleep(float(condition.partition("-")[2] or 10))
+    time.sleep(_idles(condition))
     events = session(busy=condition in ("busy", "again"))
     return {
         **asdict(judge(events)),
@@ -139,6 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--idle", default="0,2,10,30")
+    add_option(parser)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one:
@@ -148,17 +157,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason is not None:
         print(f"cupti_start: {reason}", file=sys.stderr)
         return 2
-    runs: dict[str, list[dict[str, Any]]] = {}
-    names = conditions([float(text) for text in options.idle.split(",")])
-    for _ in range(options.repeats):
+    try:
+        idle = _seconds(options.idle)
+        if options.repeats < 1:
+            raise CouldNotRun(f"--repeats is {options.repeats}", "give a whole number from 1 on")
+        budget = budget_of(options)
+    except CouldNotRun as fault:
+        print(f"{fault.what}\n{fault.mend}", file=sys.stderr)
+        return fault.exit_code
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in conditions(idle)}
+    for repeat in range(options.repeats):
         # interleaved: what drifts meets all conditions alike
-        for name in names:
-            runs.setdefault(name, []).append(_in_own_process(name))
+        for name, each in runs.items():
+            progress(f"repeat {repeat + 1} of {options.repeats}: {name}")
+            each.append(_in_own_process(name, budget))
+            if options.out is not None:
+                document = {"nodes": NODES, "replays": REPLAYS, "runs": runs}
+                write_atomic(options.out, json.dumps(document, indent=1) + "\n")
     lines, lost = table(runs)
-    print("\n".join(lines))
-    if options.out is not None:
-        options.out.write_text(json.dumps({"nodes": NODES, "replays": REPLAYS, "runs": runs}, indent=1) + "\n")
-    return 1 if lost else 0
+    print("\n".join(lines), flush=True)
+    if lost:
+        return EXIT_FINDING
+    return EXIT_OK if any("failed" not in run for each in runs.values() for run in each) else EXIT_COULD_NOT_RUN
+
+
+def _seconds(text: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 <= one <= 3600 for one in found):
+        raise CouldNotRun(f"--idle is {text!r}", "give seconds from 0 to 3600 joined by commas, such as 0,2,10")
+    return found
 
 
 def _unable() -> str | None:
@@ -169,13 +199,29 @@ def _unable() -> str | None:
     return None if torch.cuda.is_available() else "no NVIDIA GPU answers on this machine; nothing was measured"
 
 
-def _in_own_process(condition: str) -> dict[str, Any]:
+def _in_own_process(condition: str, budget: Budget) -> dict[str, Any]:
+    if not budget.allows(LEAST_S + _idles(condition)):
+        return {"failed": budget.words()}
     argv = [sys.executable, "-P", str(Path(__file__).resolve()), "--one", condition]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=RUN_S, check=False)
+    limit = min(RUN_S, budget.left())
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not at its end after {limit:.0f} s"}
     if done.returncode:
         words = (done.stderr.strip().splitlines() or ["no words"])[-1]
         return {"failed": words}
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    try:
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+    except (ValueError, IndexError):
+        return {"failed": "it gave no answer"}
+
+
+def _idles(condition: str) -> float:
+    """Seconds for which a condition leaves the GPU alone."""
+    if condition.startswith("idle") or condition == "warmed":
+        return float(condition.partition("-")[2] or 10)
+    return 0.0
 
 
 def table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[list[str], bool]:

@@ -1,6 +1,6 @@
 """The natively built libraries against the published ones: the same inputs through both, each in its own process.
 
-    python benchmarks/native_parity.py --native DIR --wheel DIR [--json]
+    python benchmarks/native_parity.py --native DIR --wheel DIR [--budget-s S] [--json]
 
 Run it in the wheel variant of the image (torch and vLLM's Python code are the same in both), on a GPU. Each folder
 holds `_C_stable_libtorch.abi3.so` and `_moe_C_stable_libtorch.abi3.so`, as `vllm/` of either image does. On an SM 8.6
@@ -22,6 +22,12 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from sm86.backend.testing.budget import add_option, budget_of, progress  # noqa: E402
+from sm86.errors import CouldNotRun  # noqa: E402
 
 MODULES = ("_C_stable_libtorch", "_moe_C_stable_libtorch")
 GROUP = 128
@@ -76,6 +82,7 @@ def run_one(folder: Path, out: Path) -> None:
         ("top-k of the indexer", _top_k),
         ("top-k of the router", _router),
     ):
+        progress(name)
         results[name] = {key: value.cpu() for key, value in operation(torch).items()}
     import vllm._C_stable_libtorch as loaded
 
@@ -228,6 +235,7 @@ def main() -> int:
     parser.add_argument("--native", type=Path, required=True)
     parser.add_argument("--wheel", type=Path, required=True)
     parser.add_argument("--json", action="store_true")
+    add_option(parser)
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     for folder in (options.native, options.wheel):
@@ -246,12 +254,24 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("there is no GPU\nmend: run this where one is (docker run --gpus all)", file=sys.stderr)
         return 2
+    try:
+        budget = budget_of(options)
+    except CouldNotRun as fault:
+        print(f"{fault.what}\nmend: {fault.mend}", file=sys.stderr)
+        return 2
     found = {}
     with tempfile.TemporaryDirectory() as place:
         for name, folder in (("native", options.native), ("wheel", options.wheel)):
             out = Path(place) / f"{name}.pt"
             argv = [sys.executable, __file__, "--native", str(folder), "--wheel", str(folder), "--one", str(out)]
-            if subprocess.run(argv, check=False).returncode:
+            progress(f"the {name} libraries")
+            limit = None if budget.seconds is None else max(1.0, budget.left())
+            try:
+                code = subprocess.run(argv, check=False, timeout=limit).returncode
+            except subprocess.TimeoutExpired:
+                print(f"the {name} libraries: {budget.words()}\nmend: give it more", file=sys.stderr)
+                return 2
+            if code:
                 print(f"the {name} libraries do not run here\nmend: see the words above", file=sys.stderr)
                 return 2
             found[name] = torch.load(out)

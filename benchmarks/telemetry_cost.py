@@ -1,6 +1,6 @@
 """What watching the GPUs costs a benchmark: processor time a second, memory, and bytes in the record.
 
-    python benchmarks/telemetry_cost.py [--seconds 20] [--stand-in] [--json]
+    python benchmarks/telemetry_cost.py [--seconds 20] [--stand-in] [--budget-s S] [--json]
 
 Asks the real NVML where there is one, and runs `nvidia-smi --query-gpu ... -l 1` beside it as the peer. Elsewhere, or
 with --stand-in, a stand-in NVML of 8 GPUs answers: its questions about traffic take 20 ms each, as the driver's do, and
@@ -22,11 +22,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from sm86.backend.testing.budget import add_option, budget_of, progress  # noqa: E402
+from sm86.errors import CouldNotRun  # noqa: E402
 from sm86.host.telemetry import Watcher  # noqa: E402
 from sm86.measure.telemetry import summarise  # noqa: E402
 
 STAND_IN = ROOT / "tests/measure/nvml"
 FIELDS = "clocks.sm,clocks.mem,power.draw,temperature.gpu,memory.used,utilization.gpu,pcie.link.gen.current"
+STARTS_S = 5.0
 LIMIT = 0.05
 """Processor seconds in a second, of one core, that the watching may take."""
 
@@ -84,12 +87,25 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--stand-in", action="store_true")
     parser.add_argument("--json", action="store_true")
+    add_option(parser)
     options = parser.parse_args()
+    try:
+        budget = budget_of(options)
+    except CouldNotRun as fault:
+        print(f"{fault.what}\nmend: {fault.mend}", file=sys.stderr)
+        return fault.exit_code
+    # the watcher and its peer take as long as each other, and a few seconds to begin and to end
+    if not budget.allows(2 * options.seconds + STARTS_S):
+        print(f"--seconds {options.seconds:g}, twice, does not fit into the budget\nmend: give fewer", file=sys.stderr)
+        return 2
     stand_in = options.stand_in or shutil.which("nvidia-smi") is None
     if stand_in:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STAND_IN), os.environ.get("PYTHONPATH"))))
         os.environ["FAKE_NVML"] = json.dumps({"kind": "steady", "gpus": 8, "slow_s": 0.02})
+    progress(f"watching for {options.seconds:g} s")
     found = watch(options.seconds)
+    if not stand_in:
+        progress(f"nvidia-smi for {options.seconds:g} s")
     beside = None if stand_in else peer(options.seconds)
     good = found["samples"] >= options.seconds * 0.8 and found["cpu_share_of_a_core"] <= LIMIT  # type: ignore[operator]
     values = {"nvml": "stand-in" if stand_in else "driver", "watcher": found, "nvidia_smi": beside, "good": good}

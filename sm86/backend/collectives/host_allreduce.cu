@@ -97,7 +97,8 @@ __device__ __noinline__ uint64_t look_at_clock(const Call& c, uint64_t began, ui
   const uint64_t now = now_ns() | 1u;
   if (began == 0) began = now;
   const bool stopped = load_word(&h->stop.value) != 0;
-  if (!stopped && now - began <= c.timeout_ns) return began;
+  // signed: a clock that steps back must not look like one that ran for centuries
+  if (!stopped && (int64_t)(now - began) <= (int64_t)c.timeout_ns) return began;
   if (atomicCAS(&c.state->given_up, 0u, 1u) == 0u) {
     // A rank that never came into this call is the cause; one that came and waits for somebody else is not.
     uint32_t absent = 0;

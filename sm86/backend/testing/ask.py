@@ -17,6 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from sm86.backend.testing.budget import Budget, add_option, budget_of
+from sm86.errors import CouldNotRun
+from sm86.files import write_atomic
+
 SEED = 7
 
 
@@ -66,8 +70,23 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--vocabulary", type=int, default=4096)
     parser.add_argument("--repeat", type=int, default=1, help="ask each prompt alone this many times")
     parser.add_argument("--batch", type=int, default=4, help="prompts asked together; 0: none")
-    parser.add_argument("--timeout", type=float, default=300)
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for one answer")
+    add_option(parser)
     given = parser.parse_args(arguments)
+    try:
+        budget = budget_of(given)
+        return _ask(given, budget)
+    except CouldNotRun as fault:
+        print(f"{fault.what}\n{fault.mend}", file=sys.stderr)
+        return fault.exit_code
+
+
+def _ask(given: argparse.Namespace, budget: Budget) -> int:
+    """Everything, while the budget lasts; the run file is written after every answer. Raises CouldNotRun."""
+
+    def timeout() -> float:
+        return max(1.0, min(given.timeout, budget.left()))
+
     with urllib.request.urlopen(f"{given.url}/v1/models", timeout=30) as response:
         model = json.load(response)["data"][0]["id"]
     asked = prompts([int(length) for length in given.lengths.split(",")], given.vocabulary)
@@ -75,20 +94,25 @@ def main(arguments: list[str]) -> int:
     for prompt in asked:
         for again in range(given.repeat):
             begin = time.perf_counter()
-            answer = complete(given.url, model, prompt, given.generate, again == 0, given.timeout)
             name = f"alone-{len(prompt)}" + (f"-{again}" if again else "")
+            if not budget.allows(1.0):
+                raise CouldNotRun(f"{name} and what follows: {budget.words()}", f"{given.run} holds what was answered")
+            answer = complete(given.url, model, prompt, given.generate, again == 0, timeout())
             print(f"{name}: {time.perf_counter() - begin:.2f} s", flush=True)
             run.append({"name": name, **answer})
+            write_atomic(given.run, json.dumps(run))
+    if given.batch and not budget.allows(1.0):
+        raise CouldNotRun(f"the batch: {budget.words()}", f"{given.run} holds what was answered")
     if given.batch:
         together = [asked[number % len(asked)] for number in range(given.batch)]
         begin = time.perf_counter()
         with ThreadPoolExecutor(given.batch) as pool:
             answers = list(
-                pool.map(lambda p: complete(given.url, model, p, given.generate, False, given.timeout), together)
+                pool.map(lambda p: complete(given.url, model, p, given.generate, False, timeout()), together)
             )
         print(f"batch of {given.batch}: {time.perf_counter() - begin:.2f} s", flush=True)
         run += [{"name": f"batch-{len(p)}", **a} for p, a in zip(together, answers, strict=True)]
-    given.run.write_text(json.dumps(run))
+    write_atomic(given.run, json.dumps(run))
     return 0
 
 

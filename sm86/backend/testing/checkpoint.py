@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from sm86.backend.quant.checkpoint import BITS, GROUP_SIZE, ratios_of
+from sm86.backend.testing.budget import progress
 from sm86.files import write_atomic
 
 HIDDEN = 4096
@@ -294,6 +295,7 @@ def write(folder: Path, shape: Shape, device: str, shard_bytes: int = 2 << 30) -
     def flush() -> None:
         nonlocal held, number
         name = f"model-{number:05d}.safetensors"
+        progress(f"{name}: {held / 2**30:.2f} GiB")
         save_file(shard, str(folder / name))
         where.update(dict.fromkeys(shard, name))
         shard.clear()

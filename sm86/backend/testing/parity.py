@@ -1,6 +1,6 @@
 """Judge run files against the transformers reference at its own bf16 noise floor.
 
-    python -m sm86.backend.testing.parity CHECKPOINT RUN.json [RUN.json ...]
+    python -m sm86.backend.testing.parity CHECKPOINT RUN.json [RUN.json ...] [--json FILE] [--budget-s S]
 
 For each entry: mean absolute log-prob difference of the actual tokens from the `rounded` reference, and the same for
 transformers' own bf16 (the floor). Passes when every difference is at most FACTOR floors, and every greedy token that
@@ -10,11 +10,16 @@ at which transformers' own bf16 chooses another token in the same sequence.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from sm86.backend.testing.budget import add_option, budget_of, progress
+from sm86.errors import EXIT_COULD_NOT_RUN, EXIT_FINDING, EXIT_OK, CouldNotRun
+from sm86.files import write_atomic
 
 FACTOR = 1.25
 """A served mean may exceed the floor's mean by this much: both are means over few hundred noisy tokens."""
@@ -88,33 +93,71 @@ def table(verdicts: list[Verdict]) -> str:
     return "\n".join(lines)
 
 
+def document(verdicts: list[Verdict], left_out: list[str]) -> dict[str, Any]:
+    """The verdicts for --json."""
+    rows = [{**asdict(verdict), "passed": verdict.passed} for verdict in verdicts]
+    return {"schema": "sm86.parity", "version": 1, "entries": rows, "left_out": left_out}
+
+
 def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m sm86.backend.testing.parity", description=__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN.json")
+    parser.add_argument("--json", type=Path, help="also write the verdicts to this file, after each")
+    add_option(parser)
+    given = parser.parse_args(arguments)
+    try:
+        budget = budget_of(given)
+        entries = [(run.stem, entry) for run in given.runs for entry in _read(run)]
+    except CouldNotRun as fault:
+        print(f"{fault.what}\n{fault.mend}", file=sys.stderr)
+        return fault.exit_code
     import torch
 
     from sm86.backend.testing.reference import Reference
 
-    if len(arguments) < 2:
-        print(__doc__, file=sys.stderr)
-        return 2
     torch.backends.cuda.matmul.allow_tf32 = False
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    reference = Reference(Path(arguments[0]), device)
-    entries = [(Path(name).stem, entry) for name in arguments[1:] for entry in json.loads(Path(name).read_text())]
-    scores: dict[str, dict[tuple[int, ...], Any]] = {}
-    for variant in ("rounded", "bf16"):
+    progress(f"loading the reference on {device}")
+    reference = Reference(given.checkpoint, device)
+    # the short ones first: where the time does not suffice, most are judged
+    order = sorted(entries, key=lambda one: len(one[1]["prompt"]) + len(one[1]["generated"]))
+    scores: dict[str, dict[tuple[int, ...], Any]] = {"rounded": {}, "bf16": {}}
+    verdicts: dict[int, Verdict] = {}
+    left_out: list[str] = []
+    for variant, known in scores.items():
         reference.use(variant)
-        known = scores.setdefault(variant, {})
-        for _, entry in entries:
+        # half of the time for each variant
+        least = budget.left() / 2 if variant == "rounded" and budget.seconds is not None else 0.0
+        for run, entry in order:
             tokens = tuple(entry["prompt"] + entry["generated"])
-            if tokens not in known:
+            name = f"{run} {entry['name']}"
+            if tokens not in known and budget.allows(least) and (variant == "rounded" or tokens in scores["rounded"]):
+                progress(f"{variant}: {name}, {len(tokens)} tokens")
                 known[tokens] = reference.score(list(tokens))
-    verdicts = []
-    for run, entry in entries:
-        tokens = tuple(entry["prompt"] + entry["generated"])
-        named = {**entry, "name": f"{run} {entry['name']}"}
-        verdicts.append(judge(named, scores["rounded"][tokens], scores["bf16"][tokens]))
-    print(table(verdicts))
-    return 0 if all(verdict.passed for verdict in verdicts) else 1
+            if variant == "bf16" and tokens in known:
+                place = next(at for at, one in enumerate(entries) if one[1] is entry)
+                verdicts[place] = judge({**entry, "name": name}, scores["rounded"][tokens], known[tokens])
+            elif variant == "bf16":
+                left_out.append(name)
+            if variant == "bf16" and given.json:
+                done = [verdicts[place] for place in sorted(verdicts)]
+                write_atomic(given.json, json.dumps(document(done, left_out), indent=1) + "\n")
+    print(table([verdicts[place] for place in sorted(verdicts)]))
+    for name in left_out:
+        print(f"{name}: {budget.words()}")
+    sys.stdout.flush()
+    if not all(verdict.passed for verdict in verdicts.values()):
+        return EXIT_FINDING
+    return EXIT_COULD_NOT_RUN if left_out or not verdicts else EXIT_OK
+
+
+def _read(run: Path) -> list[dict[str, Any]]:
+    """A run file's entries. Raises CouldNotRun."""
+    try:
+        return list(json.loads(run.read_text()))
+    except (OSError, ValueError) as error:
+        raise CouldNotRun(f"{run} is no run file: {error}", "give what sm86.backend.testing.ask wrote") from None
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Show which kernels the attention part of a decode step launches, and who launches them.
 
-    SM86_FORCE=1 python -m sm86.backend.testing.step_trace CHECKPOINT [--nan]
+    SM86_FORCE=1 python -m sm86.backend.testing.step_trace CHECKPOINT [--nan] [--json FILE] [--budget-s S]
 
 The engine runs in this process, eagerly: a captured step runs the same Python and records the same kernels. Every
 layer's `attention_impl` (projections, cache writes, compressors, indexer, attention) and `_o_proj` is marked, and each
@@ -21,10 +21,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from sm86.backend.testing.budget import add_option, budget_of, progress
+from sm86.errors import CouldNotRun
+from sm86.files import write_atomic
+
 MARK = "sm86-attention"
 GEMMS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+
+NAN_S = 30.0
+"""The most that a refused step and its words take."""
 
 Event = dict[str, Any]
 
@@ -95,7 +102,14 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m sm86.backend.testing.step_trace", description=__doc__)
     parser.add_argument("checkpoint")
     parser.add_argument("--nan", action="store_true")
+    parser.add_argument("--json", type=Path, help="also write what was found to this file")
+    add_option(parser)
     given = parser.parse_args(arguments)
+    try:
+        budget = budget_of(given)
+    except CouldNotRun as fault:
+        print(f"{fault.what}\n{fault.mend}", file=sys.stderr)
+        return fault.exit_code
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -113,6 +127,7 @@ def main(arguments: list[str]) -> int:
         enforce_eager=True,
         async_scheduling=False,
     )
+    progress("the engine is up; the prompt")
     models: list[Any] = []
     llm.apply_model(models.append)
     layers = [module for module in models[0].modules() if type(module).__name__ == "Sm86Attention"]
@@ -122,6 +137,7 @@ def main(arguments: list[str]) -> int:
     engine.add_request("trace", prompt, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True))
     for _ in range(12):
         engine.step()
+    progress("recording 4 decode steps")
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
         for _ in range(4):
             engine.step()
@@ -137,10 +153,19 @@ def main(arguments: list[str]) -> int:
         print(f"| {operation} | {kernel[:90]} | {count} |")
     others = foreign(found)
     print("\n".join(f"torch operation in the attention part: {other}" for other in others))
-    if given.nan and _serves_nan(llm, models[0]):
-        print("a step with NaN in its hidden states was served")
-        return 1
-    return 1 if others or not found else 0
+    served = None
+    if given.nan and not budget.allows(NAN_S):
+        print(f"the step with NaN: {budget.words()}")
+    elif given.nan:
+        progress("a step with NaN")
+        served = _serves_nan(llm, models[0])
+        print("a step with NaN in its hidden states was served" if served else "a step with NaN was refused")
+    if given.json:
+        rows = [[operation, kernel, count] for (operation, kernel), count in sorted(found.items())]
+        document = {"layers": len(layers), "launches": rows, "foreign": others, "nan_served": served}
+        write_atomic(given.json, json.dumps({"schema": "sm86.step-trace", "version": 1, **document}, indent=1) + "\n")
+    sys.stdout.flush()
+    return 1 if others or not found or served or (given.nan and served is None) else 0
 
 
 def _serves_nan(llm: Any, model: Any) -> bool:

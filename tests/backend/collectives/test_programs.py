@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,8 @@ def test_without_two_gpus_they_end_with_2(
         (faults, ["--emulate", __file__, "--gpus", "-1"]),
         (serving, ["--modes", "2"]),
         (serving, ["--repeats", "0"]),
+        (faults, ["--emulate", __file__, "--budget-s", "0"]),
+        (serving, ["--budget-s", "nan"]),
     ],
 )
 def test_bad_input_ends_with_2(module: Any, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +86,49 @@ def test_a_group_collects_what_ranks_tell(tmp_path: Path) -> None:
     )
     with gpu_group.Group(str(script), ["a", "b", "c"], []) as group:
         assert group.wait(60.0) == {0: ["0", "a"], 2: ["2", "c"]}
-        assert group.words(1) == "some words"
+        assert group.words(1) == "some words\n(ended with code 3)" and not group.timed_out
+
+
+def rank_script(tmp_path: Path, body: str) -> str:
+    script = tmp_path / "rank.py"
+    start = f"import sys, os, time\nsys.path.insert(0, {str(ROOT)!r})\n"
+    start += "from sm86.backend.testing.gpu_group import begin_rank, say, tell, tell_part\nbegin_rank()\n"
+    script.write_text(start + "rank = sys.argv[sys.argv.index('--rank') + 1]\n" + body)
+    return str(script)
+
+
+def test_a_rank_that_ends_without_a_word_ends_the_wait_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may sit in a call that the dead one never makes: the run ends long before its limit, and says where they
+    were."""
+    monkeypatch.setattr(gpu_group, "STRAGGLERS_S", 0.5)
+    script = rank_script(tmp_path, "def stuck(): time.sleep(600)\nif rank == '1': sys.exit(3)\nstuck()\n")
+    with gpu_group.Group(script, ["a", "b"], []) as group:
+        assert group.wait(600.0) == {} and group.timed_out
+        assert "in stuck" in group.words(0) and "code 3" in group.words(1)
+
+
+def test_what_ranks_tell_on_the_way_is_heard_before_their_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts: list[Any] = []
+    script = rank_script(tmp_path, "say('at work')\ntell_part([rank, 1])\ntell_part([rank, 2])\nos._exit(9)\n")
+    with gpu_group.Group(script, ["a"], [], on_part=lambda rank, part: parts.append((rank, part))) as group:
+        assert group.wait(60.0) == {} and not group.timed_out
+        assert group.ranks[0].part == ["0", 2]
+    assert parts == [(0, ["0", 1]), (0, ["0", 2])] and "rank 0: at work" in capsys.readouterr().err
+
+
+def test_a_rank_ends_at_its_limit_and_with_its_driver(tmp_path: Path) -> None:
+    script = rank_script(tmp_path, "def stuck(): time.sleep(600)\nstuck()\n")
+    with gpu_group.Group(script, ["a"], [], limit_s=1.0) as group:
+        assert group.wait(60.0) == {} and not group.timed_out
+        assert "in stuck" in group.words(0, 60) and group.ranks[0].process.poll() == 2
+    with gpu_group.Group(script, ["a"], []) as group:
+        assert group.ranks[0].process.stdin is not None
+        group.ranks[0].process.stdin.close()
+        assert group.ranks[0].process.wait(60) == gpu_group.ORPHANED
 
 
 def test_nccl_transports_are_counted() -> None:
@@ -190,5 +235,71 @@ def test_serving_reads_the_log_and_finds_where_tokens_part() -> None:
         "0": {"said": {"choice": "nccl"}, "steps_ms": {"1": step, "4": step}, "run": other},
         "1": {"said": said, "steps_ms": {"1": step, "4": step}, "run": mine},
     }
-    text = serving.words_of(found)
+    assert serving.code_of(found) == 0
+    assert serving.code_of({"1": {**found["1"], "said": {"choice": "nccl"}}}) == 1
+    assert serving.code_of({**found, "auto": {"failed": "it died"}}) == 1
+    assert serving.code_of({"0": {"left out": "no time"}}) == 2
+    text = serving.words_of({**found, "auto": {"left out": "no time"}})
+    assert "| auto | none said | not measured | not measured |" in text and "left out: no time" in text
     assert "| 1 | host | 5.000 (4.900-5.100) |" in text and "a: 2 of 3 tokens as with NCCL" in text
+
+
+def test_a_server_is_compared_with_nccl_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two GPUs with peer access vLLM would reduce by its own kernels, whatever NCCL is told."""
+    command = serving.command_of("/m", 8123)
+    assert "--disable-custom-all-reduce" in command[command.index("--") :]
+    line = "Using {} all-reduce backends (in dispatch order) for group '{}' out of potential backends: ['CUSTOM'].\n"
+    world, alone = line.format("['CUSTOM', 'PYNCCL']", "world"), line.format("['PYNCCL']", "tp:0")
+    assert serving.reducer_of(world + alone) == serving.NCCL_ALONE
+    assert serving.reducer_of(line.format("['CUSTOM', 'PYNCCL']", "tp:0")) == "['CUSTOM', 'PYNCCL']"
+    assert serving.reducer_of("no word") is None
+
+
+def test_an_engine_that_only_pythonpath_knows_is_found() -> None:
+    own = serving.environment_of("1", ["a", "b"], {"PYTHONPATH": "/site:/more", "PATH": "/bin"})
+    assert own["PYTHONPATH"] == f"{ROOT}:/site:/more" and own["PATH"] == "/bin"
+    assert own["SM86_FORCE"] == own["NCCL_P2P_DISABLE"] == own["SM86_HOST_ALLREDUCE"] == "1"
+    assert own["CUDA_VISIBLE_DEVICES"] == "a,b"
+
+
+def test_a_mode_that_fails_keeps_what_the_others_gave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that dies, and then one for which no time is left: both told, their logs kept, exit code 1."""
+    (tmp_path / "config.json").write_text("{}")
+    dies = [sys.executable, "-c", "import sys; print('a last word'); sys.exit(3)"]
+    monkeypatch.setattr(serving, "command_of", lambda *_: dies)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a,b")
+    out = tmp_path / "out.json"
+    assert serving.main(["--model", str(tmp_path), "--modes", "0,1", "--json", str(out)]) == 1
+    modes = json.loads(out.read_text())["modes"]
+    assert all("did not start" in modes[mode]["failed"] for mode in "01")
+    assert (tmp_path / "out.1.log").read_text() == "a last word\n"
+    # (a budget that is given is watched, and the watch would end the tests)
+    monkeypatch.setattr(serving, "budget_of", lambda *_: serving.Budget(5.0))
+    assert serving.main(["--model", str(tmp_path), "--modes", "0", "--json", str(out)]) == 2
+    assert "budget" in json.loads(out.read_text())["modes"]["0"]["left out"]
+
+
+class Alone:
+    """An exchange of one rank."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+def test_rows_that_do_not_fit_are_left_out_and_said() -> None:
+    now = [0.0]
+    rows = speed.Rows(1, speed.Budget(100.0, lambda: now[0]))
+    rows.exchange = Alone()
+    rows.longest = 40.0
+    rows.add("graph", 8192, dict)
+    now[0] = 50.0
+    rows.add("graph", 2048, dict)
+    assert rows.result == {"left out": ["graph, 2 KiB"], "graph": {"8192": {}}}
+
+
+def test_scenarios_that_do_not_fit_are_not_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = tmp_path / "faults.json"
+    monkeypatch.setattr(faults, "budget_of", lambda *_: faults.Budget(5.0))
+    argv = ["--emulate", __file__, "--only", "mixed calls with random skew", "--json", str(out)]
+    assert faults.main(argv) == 2
+    assert "budget of 5 s" in json.loads(out.read_text())["scenarios"]["mixed calls with random skew"]["words"]
