@@ -79,7 +79,15 @@ def environment_of(setting: Setting, base: Mapping[str, str], folder: Path, rank
     return kept | dict(setting.environment)
 
 
-_CARRIED = ("NCCL_SOCKET_IFNAME", "NCCL_CUMEM_ENABLE", "NCCL_CUMEM_HOST_ENABLE", "NCCL_SHM_DISABLE", "NCCL_TOPO_FILE")
+_CARRIED = (
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_CUMEM_ENABLE",
+    "NCCL_CUMEM_HOST_ENABLE",
+    "NCCL_SHM_DISABLE",
+    "NCCL_TOPO_FILE",
+    # whoever shares the switch of an NVLink machine may have to leave multicast alone
+    "NCCL_NVLS_ENABLE",
+)
 """Facts of a machine rather than settings to compare; the rows that set them win."""
 
 

@@ -105,10 +105,11 @@ def test_what_is_not_bit_equal_on_one_rank_is_not_bit_equal() -> None:
 
 def test_the_shells_nccl_settings_do_not_leak_into_a_row() -> None:
     base = {"NCCL_ALGO": "Ring", "NCCL_MAX_NCHANNELS": "9", "NCCL_CUMEM_HOST_ENABLE": "0", "PATH": "/bin"}
+    base["NCCL_NVLS_ENABLE"] = "0"  # a machine whose switch others share
     given = environment_of(BY_NAME["nccl-tree-ll128"], base, Path("/f"), 3)
     assert given["NCCL_ALGO"] == "AllReduce:Tree" and given["NCCL_PROTO"] == "AllReduce:LL128"
     assert "NCCL_MAX_NCHANNELS" not in given
-    assert given["NCCL_CUMEM_HOST_ENABLE"] == "0" and given["PATH"] == "/bin"
+    assert given["NCCL_CUMEM_HOST_ENABLE"] == given["NCCL_NVLS_ENABLE"] == "0" and given["PATH"] == "/bin"
     assert given["NCCL_DEBUG_FILE"] == "/f/nccl-3.log"
     assert "NCCL_DEBUG" not in environment_of(BY_NAME["sm86-host"], base, Path("/f"), 0)
 
