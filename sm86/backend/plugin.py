@@ -23,7 +23,7 @@ def vllm_version() -> str:
 
 
 def activate(platform: Any) -> None:
-    """Verify and install the hooks; the second call in a process does nothing."""
+    """Verify and install the hooks; the second call in a process does nothing, or raises what the first one raised."""
     chosen = settings()
     found = platform.get_device_capability()
     capability = (found.major, found.minor) if found is not None else None
@@ -34,7 +34,10 @@ def activate(platform: Any) -> None:
     from sm86.backend.hooks.install import install, installed, read_source
     from sm86.backend.report import report
 
-    if installed():
+    present = installed()
+    if present is not None:
+        if present.fault is not None:
+            raise present.fault
         return
     unknown = set(chosen.without) - {hook.name for hook in HOOKS}
     if unknown:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -43,7 +44,7 @@ def read(environment: Mapping[str, str]) -> Settings:
     if query not in ("bf16", "e4m3"):
         raise Refused(f"SM86_INDEXER_QUERY={query!r} is unknown", "set it to bf16 or e4m3, or unset it")
     draft = environment.get("SPEC_CUDAGRAPH_DEBUG", "0")
-    if not draft.isdigit():
+    if not re.fullmatch("[0-9]{1,9}", draft):
         raise Refused(f"SPEC_CUDAGRAPH_DEBUG={draft!r} is not a number of steps", "set it to a number such as 4")
     reduce = environment.get("SM86_HOST_ALLREDUCE") or "auto"
     if reduce not in ("auto", "1", "0"):

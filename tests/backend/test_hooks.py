@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import os
@@ -146,6 +147,23 @@ def test_modules_imported_before_are_patched_at_once(package: str) -> None:
     leaf = importlib.import_module(f"{package}.inner.leaf")
     finder = installing.install((hook_on(f"{package}.inner.leaf", lambda module: setattr(module, "VALUE", 9)),))
     assert leaf.answer() == 9 and finder.applied == ["a-hook"]
+
+
+def test_a_hook_that_failed_unseen_is_found_before_serving(package: str) -> None:
+    """Whoever imports a module may go on after an error: then its hook is missing, and the model must not be served."""
+
+    def fails(module: object) -> None:
+        raise ValueError("no such attribute")
+
+    finder = installing.install((hook_on(f"{package}.inner.leaf", fails), hook_on(f"{package}.other", fails)))
+    installing.check_applied()
+    with contextlib.suppress(ValueError):
+        importlib.import_module(f"{package}.inner.leaf")
+    assert isinstance(finder.fault, ValueError) and finder.missing() == []
+    # the import system takes out what failed; a second import goes through, now without its hook
+    importlib.import_module(f"{package}.inner.leaf")
+    with pytest.raises(Refused, match="were not applied: a-hook"):
+        installing.check_applied()
 
 
 def test_sources_are_read_without_importing(package: str) -> None:

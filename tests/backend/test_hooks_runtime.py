@@ -282,6 +282,9 @@ def test_the_attention_class_is_chosen_after_one_check(
         def named_parameters(self) -> Any:
             yield "layers.0.attn.kv_norm.weight", torch.full((4,), self.absmax)
 
+        def named_modules(self) -> Any:
+            return ()
+
     module = SimpleNamespace(DeepseekV4Attention=object, DeepseekV4ForCausalLM=DeepseekV4ForCausalLM)
     attention_class.HOOK.apply(module)
     config = SimpleNamespace(model_config=SimpleNamespace(model="m", hf_config={}))

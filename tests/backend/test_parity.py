@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +14,9 @@ if importlib.util.find_spec("torch") is None or importlib.util.find_spec("triton
 
 import torch
 
-from sm86.backend.testing.parity import judge, table
+from sm86.backend.testing.parity import judge, main, table
 from sm86.backend.testing.reference import Scores
+from sm86.errors import CouldNotRun
 
 
 def scores(offset: float) -> Scores:
@@ -58,3 +61,48 @@ def test_a_choice_far_from_a_tie_fails_unless_bf16_itself_is_swayed_there() -> N
     verdict = judge(other, rounded, swayed)
     assert verdict.passed and abs(verdict.floor_lead - 1.4) < 1e-6
     assert "pass" in table([verdict]) and "FAIL" in table([judge(other, rounded, scores(0.1))])
+
+
+def test_nothing_generated_is_no_pass() -> None:
+    nothing = {**entry(0.1, []), "logprobs": []}
+    verdict = judge(nothing, scores(0.0), scores(0.1))
+    assert verdict.mean == 0.0 and not verdict.passed
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_log_prob_that_is_no_number_is_no_pass(value: float) -> None:
+    for key in ("logprobs", "prompt_logprobs"):
+        one = entry(0.1, [1, 1, 1, 1], 0.1)
+        one[key][1] = value
+        assert not judge(one, scores(0.0), scores(0.1)).passed, key
+
+
+@pytest.mark.parametrize("key", ["logprobs", "prompt_logprobs"])
+def test_tokens_without_log_probs_are_not_passed_over(key: str) -> None:
+    one = entry(0.1, [1, 1, 1, 1], 0.1)
+    one[key] = one[key][:-1]
+    with pytest.raises(CouldNotRun, match="not every token"):
+        judge(one, scores(0.0), scores(0.1))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is no run file"),
+        ("[" * 100000, "is no run file"),
+        ("[]", "holds no entries"),
+        ('{"prompt": [1]}', "holds no entries"),
+        ('[{"name": "x"}]', "an entry without"),
+        (json.dumps([{"name": "x", "prompt": [], "generated": [1], "logprobs": [0.0]}]), "an entry without"),
+        (json.dumps([{"name": "x", "prompt": [1], "generated": [1], "logprobs": []}]), "not every token"),
+    ],
+)
+def test_run_files_that_cannot_be_judged(
+    text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run.json"
+    run.write_text(text)
+    assert main([str(tmp_path), str(run)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert words in said[0] and "testing.ask" in said[1] and len(said) == 2
+    assert main([str(tmp_path), str(tmp_path / "absent.json")]) == 2

@@ -105,12 +105,42 @@ def test_active_once_with_its_words(vllm, monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().out == ""
 
 
+def test_a_start_that_was_refused_stays_refused(vllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM calls the plugin again in places that go on after an error: no hook may be missing in silence."""
+    from sm86.backend.hooks import catalogue, hook
+
+    def fails(module: object) -> None:
+        raise Refused("this one cannot be applied", "nothing")
+
+    vllm(Platform(True, (8, 6)), "0.26.0")
+    monkeypatch.setattr(hook, "verify", lambda hooks, version, read: None)
+    module = types.ModuleType("imported_before_the_plugin")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    broken = hook.Hook("broken", module.__name__, "a test", (), fails)
+    monkeypatch.setattr(catalogue, "HOOKS", (broken,))
+    for _ in range(2):
+        with pytest.raises(Refused, match="this one cannot be applied"):
+            sm86.backend.register()
+
+
+def test_an_unknown_hook_to_leave_out_is_refused(vllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm(Platform(True, (8, 6)), "0.26.0")
+    monkeypatch.setattr(plugin, "settings", lambda: Settings(without=("routed_experts",)))
+    with pytest.raises(Refused, match="names no hook: routed_experts"):
+        sm86.backend.register()
+    assert installing.installed() is None
+
+
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
         ({"SM86_FORCE": "yes"}, "SM86_FORCE"),
         ({"CUDAGRAPH_DISPATCH_DEBUG": ""}, "CUDAGRAPH_DISPATCH_DEBUG"),
         ({"SPEC_CUDAGRAPH_DEBUG": "-1"}, "SPEC_CUDAGRAPH_DEBUG"),
+        ({"SPEC_CUDAGRAPH_DEBUG": "\u00b2"}, "SPEC_CUDAGRAPH_DEBUG"),
+        ({"SPEC_CUDAGRAPH_DEBUG": "9" * 5000}, "SPEC_CUDAGRAPH_DEBUG"),
+        ({"SM86_DETERMINISTIC_MOE": "true"}, "SM86_DETERMINISTIC_MOE"),
+        ({"SM86_HOST_ALLREDUCE": "yes"}, "SM86_HOST_ALLREDUCE"),
         ({"SM86_INDEXER_QUERY": "fp4"}, "SM86_INDEXER_QUERY"),
     ],
 )
@@ -135,6 +165,7 @@ def test_the_launcher_knows_every_name_that_the_backend_reads() -> None:
     named = {
         name
         for path in folder.rglob("*.py")
+        if path.parent.name != "testing"  # programs of their own, which no launcher starts
         for name in re.findall(r"[\"'](SM86_[A-Z0-9_]+|[A-Z_]*CUDAGRAPH[A-Z_]*DEBUG)[\"']", path.read_text())
     }
     assert {"SM86_FORCE", "SM86_INDEXER_QUERY", "SM86_DETERMINISTIC_MOE", "SPEC_CUDAGRAPH_DEBUG"} <= named

@@ -153,11 +153,100 @@ def test_a_folder_is_judged_by_its_index(tmp_path: Path) -> None:
         startup.check_model_folder(str(tmp_path), CONFIG)
 
 
+def weight_file(path: Path, name: str) -> None:
+    header = json.dumps({"__metadata__": {}, name: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+
+
 def test_a_single_file_is_judged_by_its_header(tmp_path: Path) -> None:
-    header = json.dumps({"__metadata__": {}, "embed.weight": {}}).encode()
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    weight_file(tmp_path / "model.safetensors", "embed.weight")
     assert startup.names_in(tmp_path) == {"embed.weight"}
     assert startup.names_in(tmp_path / "nowhere") is None
+
+
+def test_files_without_an_index_are_judged_by_all_their_headers(tmp_path: Path) -> None:
+    weight_file(tmp_path / "a.safetensors", "embed.weight")
+    weight_file(tmp_path / "b.safetensors", "head.weight")
+    assert startup.names_in(tmp_path) == {"embed.weight", "head.weight"}
+    with pytest.raises(Refused, match="is missing"):
+        startup.check_model_folder(str(tmp_path), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "words"),
+    [
+        ("model.safetensors.index.json", b"", "model.safetensors.index.json"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "b"}', "model.safetensors.index.json"),
+        ("model.safetensors.index.json", b"[" * 100000, "model.safetensors.index.json"),
+        ("model.safetensors.index.json", b"{}", "no weight_map"),
+        ("model.safetensors.index.json", b'{"weight_map": []}', "no weight_map"),
+        ("model.safetensors.index.json", b"\xff\xfe{}", "model.safetensors.index.json"),
+        ("model.safetensors", b"", "is empty"),
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n", "no safetensors file"),
+        ("model.safetensors", (2**40).to_bytes(8, "little") + b"{}", "no safetensors file"),
+        ("model.safetensors", (64).to_bytes(8, "little") + b"{}", "cut short"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_is_refused_in_words(
+    file: str, data: bytes, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_bytes(data)
+    with pytest.raises(Refused, match=words) as caught:
+        startup.check_model_folder(str(tmp_path), CONFIG)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_index_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").symlink_to(tmp_path / "gone")
+    with pytest.raises(Refused, match="which is not there"):
+        startup.names_in(tmp_path)
+
+
+class Sm86Attention: ...
+
+
+class DeepseekCompressor: ...
+
+
+def model(parameters: dict[str, object]) -> SimpleNamespace:
+    """One layer with a compressor and an indexer, as vLLM names them."""
+    modules = {"layers.2.attn": Sm86Attention(), "layers.2.attn.compressor": DeepseekCompressor(), "layers.2": object()}
+    modules["layers.2.attn.indexer.compressor"] = DeepseekCompressor()
+    return SimpleNamespace(named_parameters=parameters.items, named_modules=modules.items)
+
+
+class Weight(float):
+    """A parameter of one value."""
+
+    def detach(self) -> Weight:
+        return self
+
+    def abs(self) -> Weight:
+        return Weight(abs(self))
+
+    def max(self) -> Weight:
+        return self
+
+
+NORMS = ("layers.2.attn.kv_norm.weight", "layers.2.attn.compressor.norm.weight")
+
+
+def test_every_norm_that_feeds_the_cache_is_looked_at() -> None:
+    whole = {name: Weight(1.5) for name in (*NORMS, "layers.2.attn.indexer.compressor.norm.weight")}
+    limits.check_weights(model({**whole, "layers.2.attn.q_norm.weight": Weight(1e9)}))
+    for name in whole:
+        for bad in (math.nan, -1e9):
+            with pytest.raises(Refused, match=name):
+                limits.check_weights(model({**whole, name: Weight(bad)}))
+        rest = {key: value for key, value in whole.items() if key != name}
+        with pytest.raises(Refused, match=f"{name} is not among"):
+            limits.check_weights(model({**rest, f"{name}_renamed": Weight(1e9)}))
+
+
+def test_a_model_without_any_known_norm_is_refused() -> None:
+    other = SimpleNamespace(named_parameters=lambda: [("a.b.weight", Weight(1.0))], named_modules=lambda: [])
+    with pytest.raises(Refused, match="no norm"):
+        limits.check_weights(other)
 
 
 def test_norm_weights_keep_entries_decodable() -> None:

@@ -10,6 +10,7 @@ from sm86.backend.hooks.hook import Expected, Hook
 def _apply(module: Any) -> None:
     from sm86.backend.attention.layer import make_layer
     from sm86.backend.diagnostics.nan_watch import WATCH
+    from sm86.backend.hooks.install import check_applied
     from sm86.backend.quant.limits import check_weights
     from sm86.backend.quant.startup import check_config, check_model_folder
     from sm86.backend.report import report_once
@@ -34,6 +35,8 @@ def _apply(module: Any) -> None:
 
     def load_weights(self: Any, weights: Any) -> Any:
         loaded = load(self, weights)
+        # By now every module of the model is imported, so every hook must have run.
+        check_applied()
         check_weights(self)
         return loaded
 

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from sm86.backend.hooks.hook import Hook
+from sm86.backend.refusal import Refused
 
 
 class _Loader(importlib.abc.Loader):
@@ -35,6 +36,7 @@ class Finder(importlib.abc.MetaPathFinder):
     def __init__(self, hooks: tuple[Hook, ...]) -> None:
         self.hooks = hooks
         self.applied: list[str] = []
+        self.fault: Exception | None = None
         self._by_module: dict[str, list[Hook]] = {}
         for hook in hooks:
             self._by_module.setdefault(hook.module, []).append(hook)
@@ -53,10 +55,18 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
     def apply_to(self, module: ModuleType) -> None:
-        """Run the module's hooks, each once per process."""
+        """Run the module's hooks, each once per process. A fault is kept: whoever catches it here meets it again."""
         for hook in self._by_module.pop(module.__name__, []):
-            hook.apply(module)
+            try:
+                hook.apply(module)
+            except Exception as error:
+                self.fault = self.fault or error
+                raise
             self.applied.append(hook.name)
+
+    def missing(self) -> list[str]:
+        """Hooks of modules that this process has imported and that were not applied, by name."""
+        return [hook.name for hook in self.hooks if hook.module in sys.modules and hook.name not in self.applied]
 
 
 def installed() -> Finder | None:
@@ -76,6 +86,16 @@ def install(hooks: tuple[Hook, ...]) -> Finder:
         if module is not None:
             finder.apply_to(module)
     return finder
+
+
+def check_applied() -> None:
+    """Raise Refused when a hook of a module that is imported was not applied: what it mends would run unmended."""
+    finder = installed()
+    missing = finder.missing() if finder is not None else []
+    if missing:
+        raise Refused(
+            f"hooks were not applied: {', '.join(missing)}", "read the first error of this log, and mend that"
+        )
 
 
 def read_source(module: str) -> str | None:

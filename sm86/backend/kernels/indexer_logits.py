@@ -150,7 +150,11 @@ def indexer_decode_kernel(
         tl.store(out + row * out_stride + column, score, mask=column < length)
 
 
-@triton.jit(do_not_specialize=["requests", "block_table_stride", "rows", "out_stride"])
+# A chunk's block table is a slice of the batch's: where it begins follows the requests before it.
+@triton.jit(
+    do_not_specialize=["requests", "block_table_stride", "rows", "out_stride"],
+    do_not_specialize_on_alignment=["block_table"],
+)
 def indexer_prefill_kernel(
     query,
     query_stride,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,9 @@ from typing import Any
 from sm86.backend.quant.checkpoint import quantization_faults, ratios_of, tensor_faults
 from sm86.backend.refusal import Refused
 from sm86.backend.report import report_once
+from sm86.files import open_regular
+from sm86.weights import folder as folders
+from sm86.weights import header
 
 BACKENDS = (None, "FLASHINFER_MLA_SPARSE_DSV4")
 KV_DTYPES = ("fp8_ds_mla", "fp8")
@@ -89,16 +92,32 @@ def check_config(vllm_config: Any) -> None:
 
 
 def names_in(folder: Path) -> set[str] | None:
-    """Tensor names of a checkpoint folder, from its index or its one file's header; None where there is neither."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    files = sorted(folder.glob("*.safetensors"))
-    if len(files) != 1:
-        return None
-    with files[0].open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        return set(json.loads(file.read(size))) - {"__metadata__"}
+    """Tensor names of a checkpoint folder, from its index or else its files' headers; None where there is neither.
+
+    Raises Refused for an index or a header that cannot be read.
+    """
+    if os.path.lexists(folder / folders.INDEX):
+        data, problem = folders.read(folder / folders.INDEX, folders.MAX_INDEX)
+        value, problem = folders.json_object(data, folders.INDEX) if data is not None else (None, problem)
+        names = (value or {}).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise Refused(f"{folder}: {problem or f'{folders.INDEX} has no weight_map'}", "download the file again")
+        return set(names)
+    files = sorted(folder.glob(f"*{folders.SUFFIX}"))
+    return {name for file in files for name in _names_of(file)} if files else None
+
+
+def _names_of(path: Path) -> list[str]:
+    """Tensor names in the header of one weight file. Raises Refused when it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            text = file.read(header.length_of(file.read(header.LENGTH_BYTES), size))
+        return list(header.parse(text, size).tensors)
+    except OSError as error:
+        raise Refused(f"{path} {folders.why(path, error)}", "download the file again") from error
+    except header.HeaderFault as fault:
+        raise Refused(f"{path} {fault}", "download the file again") from fault
 
 
 def check_model_folder(model: str, hf_config: Any) -> None:

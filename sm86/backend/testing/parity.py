@@ -20,9 +20,13 @@ from typing import Any
 from sm86.backend.testing.budget import add_option, budget_of, progress
 from sm86.errors import EXIT_COULD_NOT_RUN, EXIT_FINDING, EXIT_OK, CouldNotRun
 from sm86.files import write_atomic
+from sm86.json_text import parse as parse_json
 
 FACTOR = 1.25
 """A served mean may exceed the floor's mean by this much: both are means over few hundred noisy tokens."""
+KEYS = {"name", "prompt", "generated", "logprobs"}
+"""What an entry must have; prompt_logprobs where the prompt was scored."""
+MEND = "give what sm86.backend.testing.ask wrote"
 NEAR_TIE = 1.0
 """A greedy choice may differ from the reference's where the reference's lead is below this many nats."""
 
@@ -44,14 +48,29 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
+        if not self.total:
+            return False  # nothing was generated: nothing was seen
         prompt = self.prompt_mean is None or self.prompt_mean <= FACTOR * self.prompt_floor
         # Few generated tokens: their own floor is noisy, so the larger of both floors counts.
         generated = self.mean <= FACTOR * max(self.floor, self.prompt_floor)
         return prompt and generated and self.worst_lead <= max(NEAR_TIE, self.floor_lead)
 
 
+def check_complete(entry: dict[str, Any]) -> None:
+    """Raise CouldNotRun for an entry whose log-probs are not one for each token: the rest would go unseen."""
+    scored = entry.get("prompt_logprobs") or ()
+    generated_short = len(entry["logprobs"]) != len(entry["generated"])
+    prompt_short = bool(scored) and len(scored) != len(entry["prompt"]) - 1
+    if generated_short or prompt_short:
+        raise CouldNotRun(f"{entry['name']}: not every token has its log-prob", MEND)
+
+
 def judge(entry: dict[str, Any], rounded: Any, bf16: Any) -> Verdict:
-    """Judge one entry by the reference's scores of prompt + generated tokens in both variants."""
+    """Judge one entry by the reference's scores of prompt + generated tokens in both variants.
+
+    Raises CouldNotRun as `check_complete`.
+    """
+    check_complete(entry)
     start = len(entry["prompt"]) - 1
     count = len(entry["generated"])
     reference, floor = rounded.logprob.tolist(), bf16.logprob.tolist()
@@ -155,9 +174,16 @@ def main(arguments: list[str]) -> int:
 def _read(run: Path) -> list[dict[str, Any]]:
     """A run file's entries. Raises CouldNotRun."""
     try:
-        return list(json.loads(run.read_text()))
+        found = parse_json(run.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CouldNotRun(f"{run} is no run file: {error}", "give what sm86.backend.testing.ask wrote") from None
+        raise CouldNotRun(f"{run} is no run file: {error}", MEND) from None
+    if not isinstance(found, list) or not found:
+        raise CouldNotRun(f"{run} holds no entries", MEND)
+    if not all(isinstance(entry, dict) and entry.keys() >= KEYS and entry["prompt"] for entry in found):
+        raise CouldNotRun(f"{run} holds an entry without {', '.join(sorted(KEYS))}", MEND)
+    for entry in found:
+        check_complete(entry)
+    return found
 
 
 if __name__ == "__main__":
