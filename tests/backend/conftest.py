@@ -20,6 +20,7 @@ NEEDS_TORCH = (
     "test_attention_reference.py",
     "test_compiled.py",
     "test_hooks_runtime.py",
+    "test_layer.py",
     "test_nan_watch.py",
     "test_kernels_key_index.py",
     "test_transformers.py",

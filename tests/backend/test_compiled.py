@@ -33,6 +33,36 @@ def test_every_triton_kernel_is_in_the_report(report: list[dict]) -> None:
     assert {"compress", "indexer_query", "indexer_logits", "inverse_rope", "mhc_gemm"} <= names
 
 
+def test_what_changes_between_requests_compiles_nothing_anew() -> None:
+    """Triton compiles again where an integer becomes 1 or a multiple of 16, or a pointer begins elsewhere: the warm-up
+    has one form of each kernel, so what follows the batch must not count."""
+    program = """
+import json
+from sm86.backend.testing.compiled import _triton_cases
+told = {}
+for kernel, form, function, *_ in _triton_cases():
+    told[kernel + " " + form] = [
+        sorted(function.arg_names[at] if isinstance(at, int) else at for at in names or ())
+        for names in (function.do_not_specialize, function.do_not_specialize_on_alignment)
+    ]
+print(json.dumps(told))
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    varies = {
+        "compress C4 main": ["block_table_stride"],
+        "key_index 64 entries": ["first", "table_stride", "width"],
+        "indexer_logits decode": ["block_table_stride", "out_stride", "topk_stride", "width"],
+        "indexer_logits prefill": ["block_table_stride", "out_stride", "requests", "rows"],
+        "mhc_gemm 24 x 4096": ["per_split", "tokens"],
+        "nan_watch 4096": ["stride"],
+    }
+    assert {name: told[name][0] for name in varies} == varies
+    assert told["indexer_logits prefill"][1] == ["block_table"], "a chunk's is a slice of the batch's"
+
+
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc on this machine: CUDA sources not compiled")
 def test_the_cuda_kernel_is_in_the_report_and_lets_two_blocks_share_a_multiprocessor(report: list[dict]) -> None:
     rows = [row for row in report if row["kernel"] == "sparse_mla"]

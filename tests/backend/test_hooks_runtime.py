@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sm86.backend.hooks import deep_gemm, mhc_splits, rope_tables, routed_experts, tile_scheduler
+from sm86.backend.hooks import install as installing
 from sm86.backend.kernels import indexer_logits, pages
 from sm86.backend.layout import indexer_page
 from sm86.backend.refusal import Refused
@@ -295,6 +296,9 @@ def test_the_attention_class_is_chosen_after_one_check(
     assert DeepseekV4ForCausalLM(1.5).compute_logits(None) == "logits"
     with pytest.raises(Refused, match="kv_norm"):
         DeepseekV4ForCausalLM(float("nan")).load_weights([])
+    monkeypatch.setattr(installing, "installed", lambda: SimpleNamespace(missing=lambda: ["a-hook"]))
+    with pytest.raises(Refused, match="not applied: a-hook"):
+        DeepseekV4ForCausalLM(1.5).load_weights([])
 
 
 class MarlinExperts:
