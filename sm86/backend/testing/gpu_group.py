@@ -25,7 +25,8 @@ from sm86.backend.testing.budget import progress, watch
 from sm86.errors import CouldNotRun
 
 MARK, PART, SAY, READY = "@rank ", "@part ", "@say ", "@ready"
-LIMIT_VARIABLE = "SM86_RANK_LIMIT_S"
+LIMIT_VARIABLE = "GPU_GROUP_LIMIT_S"
+"""From the driver to its own ranks; nobody sets it, and no server reads it."""
 ORPHANED = 3
 """Exit code of a rank whose driver has gone."""
 STRAGGLERS_S = 20.0
