@@ -25,7 +25,6 @@ E4M3_MAX = 448.0
 MIN_ABSMAX = 1e-4
 """The writers never let a group's absolute maximum fall below this, so a scale exponent is at least -22."""
 
-MIN_SCALE_BYTE = 127 - 22
 MAX_SCALE_BYTE = 134
 """Largest UE8M0 byte the bf16 decode of the attention represents (absmax 57344); larger ones are refused."""
 
@@ -48,6 +47,7 @@ class PageLayout:
 
     @property
     def raw_bytes(self) -> int:
+        """The page without its padding."""
         return self.entries * self.entry_bytes
 
     @property

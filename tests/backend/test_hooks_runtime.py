@@ -35,6 +35,7 @@ def test_the_routed_experts_get_their_limit() -> None:
     assert method.get_fused_moe_quant_config(layer).gemm1_clamp_limit is None, "what 0.26.0 does"
     routed_experts.HOOK.apply(module)
     assert method.get_fused_moe_quant_config(layer).gemm1_clamp_limit == 10.0
+    assert method.get_fused_moe_quant_config(SimpleNamespace(swiglu_limit=2)).gemm1_clamp_limit == 2.0
     assert method.get_fused_moe_quant_config(SimpleNamespace(swiglu_limit=None)).gemm1_clamp_limit is None
 
 

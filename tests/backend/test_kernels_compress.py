@@ -122,3 +122,56 @@ def test_the_first_c4_window_has_no_past(device: str) -> None:
     mean = (key * torch.softmax(score, 0)).sum(0)
     want = mean * torch.rsqrt(mean.square().mean() + 1e-6) * weight.float()
     assert float((first[0, :448] - want[:448]).norm() / want[:448].norm()) < 0.05
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_byte_of_an_entry_and_none_beside_it(form: str, device: str) -> None:
+    """On pages full of other bytes: each closed window's entry is whole, its padding zero, the rest as before."""
+    window, strided, weight = build(form, [131], device)
+    layout = pages.layout_of(strided)
+    pool, cache = pages.empty_cache(strided.shape[0], layout, strided.stride(0), 576, device, fill=0xA5)
+    compress.launch(window, cache, rope_table(300, device), weight, 1e-6)
+    touched = torch.zeros_like(pool, dtype=torch.bool)
+    for slot in written(window).tolist():
+        base, entry = 576 + slot // layout.entries * cache.stride(0), slot % layout.entries
+        touched[base + layout.record_offset(entry) :][: layout.record_bytes] = True
+        touched[base + layout.scale_offset(entry) :][: layout.scale_bytes] = True
+        if layout.name == "main":
+            assert int(pool[base + layout.scale_offset(entry) + 7]) == 0, "the eighth scale byte"
+    assert bool((pool[~touched] == 0xA5).all()) and int(touched.sum()) == len(written(window)) * layout.entry_bytes
+    assert float((pool[touched] == 0xA5).float().mean()) < 0.05
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_small_values_are_normalised_with_epsilon(form: str, device: str) -> None:
+    window, cache, weight = build(form, [130], device)
+    quiet = dataclasses.replace(window, state=window.state.nan_to_num() * 1e-2)
+    want = torch.as_strided(
+        torch.zeros(cache.untyped_storage().nbytes(), dtype=torch.uint8, device=device),
+        cache.shape,
+        cache.stride(),
+        cache.storage_offset(),
+    )
+    table = rope_table(300, device)
+    compress.reference(quiet, want, table, weight, 1e-3)
+    compress.launch(quiet, cache, table, weight, 1e-3)
+    read = pages.read_indexer if FORMS[form][2] == 128 else pages.read_main
+    a, b = read(want, written(window)).double(), read(cache, written(window)).double()
+    assert float((a - b).norm() / a.norm()) < 1e-2
+    assert float(a.square().mean().sqrt()) < 0.8 * float(weight.float().mean()), "epsilon counts here"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_scale_has_a_least_value(form: str, device: str) -> None:
+    """Values so small that the scale is the least the cache knows, 2^-22, as vLLM's own writers bound it."""
+    window, cache, weight = build(form, [130], device)
+    silent = dataclasses.replace(window, state=window.state.nan_to_num() * 1e-7)
+    compress.launch(silent, cache, rope_table(300, device), weight, 1.0)
+    layout = pages.layout_of(cache)
+    slot = int(written(window)[0])
+    at = 576 + slot // layout.entries * cache.stride(0) + layout.scale_offset(slot % layout.entries)
+    bytes_ = torch.as_strided(cache, (layout.scale_bytes,), (1,), at).contiguous()
+    if layout.name == "main":
+        assert bytes_.tolist() == [127 - 22] * 7 + [0]
+    else:
+        assert float(bytes_.view(torch.float32)) == 2.0**-22

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -100,6 +102,35 @@ def test_prefill_logits(device: str) -> None:
     seen = torch.isfinite(want)
     assert int(seen.sum()) == int((row_end - row_start).clamp_min(0).sum())
     assert close(got[seen], want[seen])
+
+
+def test_what_no_row_sees_stays_unwritten(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths at the edges of pages and of the row: the next column, or the next row, belongs to somebody else."""
+    empty = torch.empty
+
+    def marked(*shape: Any, **given: Any) -> torch.Tensor:
+        return empty(*shape, **given).fill_(-12345.0)
+
+    cache = filled_cache(4, device)
+    lengths = torch.tensor([[64], [100], [63], [1], [0], [128]], dtype=torch.int32, device=device)
+    table = torch.tensor([[1, 2]] * 6, dtype=torch.int32, device=device)
+    query = torch.randn(6, 1, 64, 128, device=device).to(torch.bfloat16)
+    weights = torch.randn(6, 64, device=device)
+    monkeypatch.setattr(indexer_logits.torch, "empty", marked)
+    got = indexer_logits.launch_decode(query, weights, cache, lengths, table, 128, 2)
+    for row, length in enumerate(lengths.flatten().tolist()):
+        assert bool((got[row, length:] == -12345.0).all()) and not bool((got[row, :length] == -12345.0).any()), row
+    columns = indexer_logits.Columns(
+        torch.zeros(128, dtype=torch.int32, device=device),
+        torch.tensor([0, 128], dtype=torch.int32, device=device),
+        table[:1],
+    )
+    start = torch.tensor([0, 1, 64, 63, 127, 5], dtype=torch.int32, device=device)
+    end = torch.tensor([128, 64, 65, 63, 128, 100], dtype=torch.int32, device=device)
+    got = indexer_logits.launch_prefill(query[:, 0], weights, cache, columns, start, end)
+    at = torch.arange(128, device=device)
+    seen = (at >= start[:, None]) & (at < end[:, None])
+    assert torch.equal(got != -12345.0, seen)
 
 
 def test_splits_follow_shapes_only() -> None:

@@ -36,6 +36,8 @@ def make_layer(base: type) -> Any:
             return capability.major == 8
 
     class Sm86Attention(base):  # type: ignore[misc, valid-type]
+        """vLLM's layer with our attention and way out; rows of a batch come decode first, then prefill."""
+
         backend_cls = Sm86Backend
         use_fp8_ds_mla_layout = True
 
@@ -54,6 +56,7 @@ def make_layer(base: type) -> Any:
             return self.wo_b(output_projection.launch(o, positions, table, self.wo_a.weight, self.n_local_groups))
 
         def forward_mqa(self, q: Any, kv: Any, positions: Any, output: Any) -> None:
+            """q bf16 [tokens, heads, 512] -> output, the same shape, in place; kv and positions are in the cache."""
             metadata = get_forward_context().attn_metadata
             if not isinstance(metadata, dict):
                 output.zero_()

@@ -99,9 +99,11 @@ class DraftCounter:
         self._step: int | None = None
 
     def begin(self) -> None:
+        """A proposal starts: its first dispatch is the prefill."""
         self._step = 0
 
     def end(self) -> None:
+        """The proposal is over."""
         self._step = None
 
     def line(self, mode: str, tokens: int, padded: int) -> str | None:

@@ -41,6 +41,7 @@ class Window:
 
     @property
     def rows(self) -> int:
+        """Rows of state in a window: 8 (C4) or 128 (C128)."""
         return self.ratio * (2 if self.overlap else 1)
 
 

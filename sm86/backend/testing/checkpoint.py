@@ -147,6 +147,7 @@ class Maker:
         mean: float = 0.0,
         dtype: torch.dtype = torch.bfloat16,
     ) -> torch.Tensor:
+        """Normal values of that shape, drawn in fp32."""
         value = torch.randn(shape, generator=self._generator(name), device=self.device)
         return (value * deviation + mean).to(dtype)
 

@@ -48,6 +48,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
+        """Within FACTOR floors, and different from the reference at near ties only."""
         if not self.total:
             return False  # nothing was generated: nothing was seen
         prompt = self.prompt_mean is None or self.prompt_mean <= FACTOR * self.prompt_floor
