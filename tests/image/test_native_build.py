@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from sm86.errors import CouldNotRun
 from sm86.image.native import build as driver
 from sm86.image.native import workspace
 from sm86.image.native.jobs import memory_gib
-from sm86.image.native.patch import TARGETS
+from sm86.image.native.patch import HOST_ONLY, TARGETS, patch
 from sm86.image.native.toolchain import Toolchain
 from tests.image.test_native_patch import source
 
@@ -27,6 +28,12 @@ def archive(path: Path, cmake: str, extra: str = "") -> Path:
             member.size, member.mtime = len(text.encode()), 315532800
             file.addfile(member, io.BytesIO(text.encode()))
     return path
+
+
+def facts(path: Path, sass: tuple[int, ...] = (86,), ptx: tuple[int, ...] = ()) -> dict[str, object]:
+    """What a library holds, where the one without device code holds none."""
+    own = HOST_ONLY not in path.name
+    return {"bytes": 7, "sass": dict.fromkeys(sass, 1) if own else {}, "ptx": dict.fromkeys(ptx, 1) if own else {}}
 
 
 @pytest.fixture
@@ -45,7 +52,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(driver, "_run", run)
     monkeypatch.setattr(driver, "find_toolchain", lambda: Toolchain(tmp_path / "cuda", tmp_path / "cutlass", "V13"))
     monkeypatch.setattr(driver, "_needed", lambda path: ["libc.so.6"])
-    monkeypatch.setattr(driver, "_facts", lambda path: {"bytes": 7, "sass": {86: 1}, "ptx": {}})
+    monkeypatch.setattr(driver, "_facts", facts)
     monkeypatch.setattr(workspace, "inputs", lambda source, text: {"source": source.read_bytes().hex(), "cmake": text})
     return asked
 
@@ -76,21 +83,21 @@ def test_an_interrupted_build_goes_on_in_the_same_folder(machine, tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         driver.build(sdist, tmp_path / "out", tmp_path / "work", jobs=1)
     assert not (tmp_path / "out").exists()
-    (tree,) = (tmp_path / "work").glob("*/source/csrc/a.cu")
+    (tree,) = (tmp_path / "work").glob("sm_86/*/source/csrc/a.cu")
     before = tree.stat().st_mtime_ns
     monkeypatch.setattr(driver, "_run", whole)
     driver.build(sdist, tmp_path / "out", tmp_path / "work", jobs=1)
     assert tree.stat().st_mtime_ns == before, "a source written again would look new"
-    assert len(list((tmp_path / "work").glob("*/build/first.o"))) == 1
+    assert len(list((tmp_path / "work").glob("sm_86/*/build/first.o"))) == 1
     driver.build(sdist, tmp_path / "out", tmp_path / "work", jobs=1, fresh=True)
-    assert not list((tmp_path / "work").glob("*/build/first.o"))
+    assert not list((tmp_path / "work").glob("sm_86/*/build/first.o"))
 
 
 def test_another_source_has_another_folder_and_the_old_one_goes(machine, tmp_path):
     driver.build(archive(tmp_path / "vllm-0.26.0.tar.gz", source()), tmp_path / "o", tmp_path / "work", jobs=1)
-    (first,) = (tmp_path / "work").iterdir()
+    (first,) = (tmp_path / "work/sm_86").iterdir()
     driver.build(archive(tmp_path / "vllm-0.26.0.tar.gz", source(), "x"), tmp_path / "o", tmp_path / "work", jobs=1)
-    (second,) = (tmp_path / "work").iterdir()
+    (second,) = (tmp_path / "work/sm_86").iterdir()
     assert first != second
 
 
@@ -111,6 +118,58 @@ def test_a_source_of_another_release_is_refused_before_it_is_unpacked(machine, t
 def test_every_input_changes_the_folder():
     keys = {workspace.key(INPUTS), workspace.key({**INPUTS, "torch": "2.11.1"}), workspace.key({**INPUTS, "g++": "12"})}
     assert len(keys) == 3 and workspace.key(dict(reversed(INPUTS.items()))) == workspace.key(INPUTS)
+
+
+def test_every_real_input_changes_the_folder(tmp_path, monkeypatch):
+    versions = dict.fromkeys(workspace.PACKAGES, "1")
+    monkeypatch.setattr(workspace.importlib.metadata, "version", lambda name: versions[name])
+    compiler = ["g++ 12"]
+    shown = lambda *_, **__: subprocess.CompletedProcess([], 0, compiler[0])  # noqa: E731
+    monkeypatch.setattr(workspace.subprocess, "run", shown)
+    archive_ = tmp_path / "vllm.tar.gz"
+    archive_.write_bytes(b"one")
+    keys = []
+
+    def note(text: str = "project()") -> None:
+        keys.append(workspace.key(workspace.inputs(archive_, text)))
+
+    note()
+    note("project(other)")
+    note(patch(source()).text)
+    note(patch(source(), ptx=True).text)
+    for name in workspace.PACKAGES:
+        versions[name] = "2"
+        note()
+    compiler[0] = "g++ 13"
+    note()
+    archive_.write_bytes(b"two")
+    note()
+    assert len(set(keys)) == len(keys) == 6 + len(workspace.PACKAGES)
+
+
+def test_a_proof_with_ptx_leaves_the_rigs_objects(machine, tmp_path, monkeypatch):
+    sdist = archive(tmp_path / "vllm-0.26.0.tar.gz", source())
+    driver.build(sdist, tmp_path / "out", tmp_path / "work", jobs=1)
+    monkeypatch.setattr(driver, "_facts", lambda path: facts(path, ptx=(86,)))
+    driver.build(sdist, tmp_path / "proof", tmp_path / "work", ptx=True, jobs=1)
+    assert json.loads((tmp_path / "proof/native.json").read_text())["ptx"] is True
+    assert [len(list((tmp_path / "work" / kind).iterdir())) for kind in ("sm_86", "ptx")] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("found", "ptx", "words"),
+    [
+        ({}, True, "PTX of none; 86 was asked for"),
+        ({"ptx": (86,)}, False, "PTX of 86; none was asked for"),
+        ({"sass": (80, 86)}, False, "SASS of 80, 86; 86 was asked for"),
+        ({"sass": ()}, False, "SASS of none; 86 was asked for"),
+    ],
+)
+def test_libraries_of_other_code_than_asked_for_are_refused(machine, tmp_path, monkeypatch, found, ptx, words):
+    monkeypatch.setattr(driver, "_facts", lambda path: facts(path, **found))
+    with pytest.raises(CouldNotRun, match=words):
+        driver.build(archive(tmp_path / "v.tar.gz", source()), tmp_path / "out", tmp_path / "work", ptx, jobs=1)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_compiler_that_was_killed_is_said_to_want_memory(tmp_path):

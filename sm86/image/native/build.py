@@ -18,12 +18,13 @@ import sys
 import tarfile
 import time
 from pathlib import Path
+from typing import cast
 
 from sm86.errors import CouldNotRun, Sm86Error
 from sm86.image.fatbin import architectures
 from sm86.image.native import workspace
 from sm86.image.native.jobs import memory_gib, parallel_jobs
-from sm86.image.native.patch import TARGETS, patch
+from sm86.image.native.patch import HOST_ONLY, TARGETS, patch
 from sm86.image.native.toolchain import DRIVER, Toolchain, find_toolchain
 
 
@@ -38,6 +39,7 @@ def build(
     started = time.monotonic()
     toolchain = find_toolchain()
     patched = patch(_cmake_text(source), ptx)
+    work = work / ("ptx" if ptx else "sm_86")
     folder = workspace.enter(work, workspace.key(workspace.inputs(source, patched.text)), fresh)
     tree = _unpack(source, folder, patched.text)
     jobs = jobs or parallel_jobs(len(os.sched_getaffinity(0)), memory_gib())
@@ -47,12 +49,15 @@ def build(
     print(f"{jobs} compilers at once; objects of this build are kept in {folder}", flush=True)
     _run(["ninja", "-C", str(objects), f"-j{jobs}", *TARGETS], environment, "the native build failed")
     libraries = {target: _finish(objects, target, folder / "finished") for target in TARGETS}
-    record = {
+    facts = {f"vllm/{path.name}": _facts(path) for path in libraries.values()}
+    for name, found in facts.items():
+        _judge(name, found, ptx)
+    record: dict[str, object] = {
         "source": source.name,
         "nvcc": toolchain.nvcc_version,
         "ptx": ptx,
         "left_out": list(patched.left_out),
-        "libraries": {f"vllm/{path.name}": _facts(path) for path in libraries.values()},
+        "libraries": facts,
     }
     for path in libraries.values():
         target = out / "vllm" / path.name
@@ -133,6 +138,20 @@ def _needed(path: Path) -> list[str]:
 def _facts(path: Path) -> dict[str, object]:
     found = architectures(path)
     return {"bytes": path.stat().st_size, "sass": found.sass, "ptx": found.ptx}
+
+
+def _judge(name: str, facts: dict[str, object], ptx: bool) -> None:
+    """Refuse a library of other device code than asked for: CMake passes over what it does not understand."""
+    has_kernels = not name.startswith(f"vllm/{HOST_ONLY}.")
+    wanted = {"sass": {86} if has_kernels else set(), "ptx": {86} if ptx and has_kernels else set()}
+    for kind, archs in wanted.items():
+        found = set(cast(dict[int, int], facts[kind]))
+        if found != archs:
+            shown = ", ".join(map(str, sorted(found))) or "none"
+            raise CouldNotRun(
+                f"{name} holds {kind.upper()} of {shown}; {', '.join(map(str, archs)) or 'none'} was asked for",
+                "build it with --fresh (--no-cache); if that does not help, the architecture tables have changed",
+            )
 
 
 def _run(argv: list[str], environment: dict[str, str], failure: str) -> None:

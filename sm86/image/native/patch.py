@@ -18,6 +18,9 @@ from sm86.errors import CouldNotRun
 TARGETS = ("_C_stable_libtorch", "_moe_C_stable_libtorch", "cumem_allocator")
 """CMake targets built; each becomes `vllm/<target>.abi3.so`."""
 
+HOST_ONLY = "cumem_allocator"
+"""The one of them without device code."""
+
 EXTERNAL_PROJECTS = (
     "triton_kernels",
     "deepgemm",

@@ -58,11 +58,15 @@ def inputs(source: Path, cmake_text: str) -> dict[str, str]:
     except (OSError, subprocess.CalledProcessError) as error:
         raise CouldNotRun(f"cannot prepare the native build: {error}", "it needs g++ and the source archive") from None
     cmake = hashlib.sha256(cmake_text.encode()).hexdigest()
-    return {"source": digest, "cmake": cmake, "g++": compiler.splitlines()[0], **versions}
+    # a package may have any name, "cmake" among them: what is no package gets a name that none can have
+    return {"source:": digest, "CMakeLists.txt:": cmake, "g++:": compiler.splitlines()[0], **versions}
 
 
 def enter(work: Path, name: str, fresh: bool) -> Path:
-    """The folder `name` below `work`, empty where `fresh`; folders of other keys are removed, they are gigabytes."""
+    """The folder `name` below `work`, empty where `fresh`; folders of other keys are removed, they are gigabytes.
+
+    work: of one kind of build; a proof with PTX has another, so that it does not cost the rig's objects.
+    """
     work.mkdir(parents=True, exist_ok=True)
     for other in work.iterdir():
         if other.is_dir() and (fresh or other.name != name):
