@@ -111,6 +111,8 @@ def main(arguments: list[str]) -> int:
         print(f"{fault.what}\n{fault.mend}", file=sys.stderr)
         return fault.exit_code
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    # as the envelopes have it: FlashInfer's sampler would be compiled at the first step
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     import torch
     from torch.profiler import ProfilerActivity, profile
     from vllm import LLM, SamplingParams, TokensPrompt
