@@ -44,7 +44,7 @@ HANGS = {
 
 @pytest.mark.parametrize("hang", HANGS)
 def test_what_hangs_is_ended_with_every_stack(hang: str) -> None:
-    script = "from sm86.backend.testing.budget import watch\nwatch(0.5, lambda: print('cleaned', flush=True))\n"
+    script = "from sm86.backend.testing.budget import watch\nwatch(2.0, lambda: print('cleaned', flush=True))\n"
     done = subprocess.run([sys.executable, "-c", script + HANGS[hang]], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2 and done.stdout == "cleaned\n"
     assert "not at its end" in done.stderr and "in stuck" in done.stderr, done.stderr
@@ -53,7 +53,7 @@ def test_what_hangs_is_ended_with_every_stack(hang: str) -> None:
 def test_a_library_that_holds_the_interpreter_is_ended_too() -> None:
     """No Python thread can run then; the watch in C ends it."""
     script = (
-        "import ctypes\nfrom sm86.backend.testing import budget\nbudget.HARD_S = 0.5\nbudget.watch(0.5)\n"
+        "import ctypes\nfrom sm86.backend.testing import budget\nbudget.HARD_S = 1.0\nbudget.watch(1.0)\n"
         "ctypes.PyDLL(None).sleep(600)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)

@@ -103,7 +103,16 @@ def test_a_rank_that_ends_without_a_word_ends_the_wait_for_the_others(
     """They may sit in a call that the dead one never makes: the run ends long before its limit, and says where they
     were."""
     monkeypatch.setattr(gpu_group, "STRAGGLERS_S", 0.5)
-    script = rank_script(tmp_path, "def stuck(): time.sleep(600)\nif rank == '1': sys.exit(3)\nstuck()\n")
+    there = tmp_path / "there"
+    body = (
+        "def stuck():\n"
+        f"    open({str(there)!r}, 'w').close()\n"
+        "    time.sleep(600)\n"
+        "if rank == '0': stuck()\n"
+        f"while not os.path.exists({str(there)!r}): time.sleep(0.01)\n"
+        "sys.exit(3)\n"
+    )
+    script = rank_script(tmp_path, body)
     with gpu_group.Group(script, ["a", "b"], []) as group:
         assert group.wait(600.0) == {} and group.timed_out
         assert "in stuck" in group.words(0) and "code 3" in group.words(1)
@@ -122,7 +131,7 @@ def test_what_ranks_tell_on_the_way_is_heard_before_their_end(
 
 def test_a_rank_ends_at_its_limit_and_with_its_driver(tmp_path: Path) -> None:
     script = rank_script(tmp_path, "def stuck(): time.sleep(600)\nstuck()\n")
-    with gpu_group.Group(script, ["a"], [], limit_s=1.0) as group:
+    with gpu_group.Group(script, ["a"], [], limit_s=3.0) as group:
         assert group.wait(60.0) == {} and not group.timed_out
         assert "in stuck" in group.words(0, 60) and group.ranks[0].process.poll() == 2
     with gpu_group.Group(script, ["a"], []) as group:
