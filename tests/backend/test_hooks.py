@@ -98,6 +98,9 @@ def hook_on(module: str, apply: Callable, **changes: object) -> Hook:
     [
         ("0.27.0", lambda module: SOURCE, "this is vLLM 0.27.0"),
         ("0.25.1+cu130", lambda module: SOURCE, "this is vLLM 0.25.1"),
+        ("0.26.0rc1", lambda module: SOURCE, "this is vLLM 0.26.0rc1"),
+        ("0.26.0.dev7+g123", lambda module: SOURCE, "this is vLLM 0.26.0.dev7"),
+        ("0.26.01", lambda module: SOURCE, "this is vLLM 0.26.01"),
         ("0.26.0", lambda module: None, "does not exist"),
         ("0.26.0", lambda module: "import c", "m.plain does not exist"),
         ("0.26.0", lambda module: SOURCE.replace("return x", "return -x"), "has hash"),

@@ -281,11 +281,9 @@ def test_the_attention_class_is_chosen_after_one_check(
         def compute_logits(self, hidden: Any) -> str:
             return "logits"
 
-        def named_parameters(self) -> Any:
-            yield "layers.0.attn.kv_norm.weight", torch.full((4,), self.absmax)
-
         def named_modules(self) -> Any:
-            return ()
+            norm = SimpleNamespace(weight=torch.full((4,), self.absmax))
+            yield "layers.0.attn", type("Sm86Attention", (), {"kv_norm": norm})()
 
     module = SimpleNamespace(DeepseekV4Attention=object, DeepseekV4ForCausalLM=DeepseekV4ForCausalLM)
     attention_class.HOOK.apply(module)

@@ -59,6 +59,12 @@ def build(form: str, lengths: list[int], device: str) -> tuple[compress.Window, 
     return window, cache, weight
 
 
+def blank(cache: torch.Tensor) -> torch.Tensor:
+    """A cache of zeros, laid out as `cache` in a pool of its own."""
+    pool = torch.zeros(cache.untyped_storage().nbytes(), dtype=torch.uint8, device=cache.device)
+    return torch.as_strided(pool, cache.shape, cache.stride(), cache.storage_offset())
+
+
 def written(window: compress.Window) -> torch.Tensor:
     return window.entry_slots[window.entry_slots >= 0]
 
@@ -67,13 +73,7 @@ def written(window: compress.Window) -> torch.Tensor:
 def test_kernel_against_reference(form: str, device: str) -> None:
     lengths = [9, 4, 130] if form != "c128" else [256, 130]
     window, cache, weight = build(form, lengths, device)
-    want, got = cache.clone(), cache
-    want = torch.as_strided(
-        torch.zeros(cache.untyped_storage().nbytes(), dtype=torch.uint8, device=device),
-        cache.shape,
-        cache.stride(),
-        cache.storage_offset(),
-    )
+    want, got = blank(cache), cache
     table = rope_table(300, device)
     compress.reference(window, want, table, weight, 1e-6)
     compress.launch(window, got, table, weight, 1e-6)
@@ -146,12 +146,7 @@ def test_every_byte_of_an_entry_and_none_beside_it(form: str, device: str) -> No
 def test_small_values_are_normalised_with_epsilon(form: str, device: str) -> None:
     window, cache, weight = build(form, [130], device)
     quiet = dataclasses.replace(window, state=window.state.nan_to_num() * 1e-2)
-    want = torch.as_strided(
-        torch.zeros(cache.untyped_storage().nbytes(), dtype=torch.uint8, device=device),
-        cache.shape,
-        cache.stride(),
-        cache.storage_offset(),
-    )
+    want = blank(cache)
     table = rope_table(300, device)
     compress.reference(quiet, want, table, weight, 1e-3)
     compress.launch(quiet, cache, table, weight, 1e-3)

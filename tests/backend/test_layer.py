@@ -23,7 +23,7 @@ from sm86.backend.layout import indexer_page, main_page
 from sm86.backend.quant import limits
 from sm86.backend.refusal import Refused
 from tests.backend.conftest import DEVICE
-from tests.backend.test_kernels_compress import build, rope_table
+from tests.backend.test_kernels_compress import blank, build, rope_table
 
 if DEVICE != "cpu":
     pytest.skip("the stand-ins are on the CPU", allow_module_level=True)
@@ -212,12 +212,7 @@ def test_the_way_out(forward: SimpleNamespace) -> None:
 @pytest.mark.parametrize("form", ["c4", "c128", "indexer"])
 def test_the_compressor_keeps_its_state_and_writes_its_entries(form: str) -> None:
     window, cache, weight = build(form, [9, 130] if form != "c128" else [130], "cpu")
-    want = torch.as_strided(
-        torch.zeros(cache.untyped_storage().nbytes(), dtype=torch.uint8),
-        cache.shape,
-        cache.stride(),
-        cache.storage_offset(),
-    )
+    want = blank(cache)
     table, width = rope_table(300, "cpu"), window.state.shape[-1] // 2
     compress.reference(window, want, table, weight, 1e-6)
     ready = window.state.clone()
