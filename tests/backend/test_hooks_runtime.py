@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from sm86.backend.hooks import deep_gemm, mhc_splits, rope_tables, routed_experts, tile_scheduler
+from sm86.backend.diagnostics import nan_watch
+from sm86.backend.hooks import deep_gemm, mhc_splits, rope_tables, routed_experts, tile_scheduler, warmup
 from sm86.backend.hooks import install as installing
 from sm86.backend.kernels import indexer_logits, pages
 from sm86.backend.layout import indexer_page
@@ -54,6 +55,7 @@ def test_the_rest_of_deepgemm_is_a_wall(device: str) -> None:
     deep_gemm.HOOK.apply(module)
     with pytest.raises(Refused, match="fp8_einsum"):
         module.fp8_einsum(1, 2)
+    assert module._import_deep_gemm() is None, "what vLLM's own functions take for: not installed"
     hidden, matrix = torch.randn(2, 128, device=device).to(torch.bfloat16), torch.randn(24, 128, device=device)
     out, squares = torch.empty(3, 2, 24, device=device), torch.empty(3, 2, device=device)
     module.tf32_hc_prenorm_gemm(hidden, matrix, out, squares, 3)
@@ -71,6 +73,17 @@ def test_no_flashmla_schedule() -> None:
     )
     tile_scheduler.HOOK.apply(module)
     assert DeepseekSparseSWAMetadataBuilder().build_tile_scheduler(4) == {"a": None, "b": None, "c": None}
+
+
+def test_the_warm_up_follows_vllms_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sm86.backend import warmup as warming
+
+    told: list[tuple[str, Any]] = []
+    monkeypatch.setattr(warming, "warm_up", lambda worker: told.append(("ours", worker)))
+    module = SimpleNamespace(kernel_warmup=lambda worker: told.append(("vllm", worker)))
+    warmup.HOOK.apply(module)
+    module.kernel_warmup("worker")
+    assert told == [("vllm", "worker"), ("ours", "worker")]
 
 
 def test_splits_do_not_follow_the_batch() -> None:
@@ -254,6 +267,18 @@ def test_the_indexer_step(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     there = torch.isfinite(want)
     torch.testing.assert_close(seen["prefill"][there], want[there], rtol=1e-4, atol=1e-3)
+    # A prompt too short for a compressed key has no chunk: its rows must still say that there is none.
+    own.prefill.chunks = []
+    buffer.fill_(3)
+    forward(op, torch.zeros(5, 8, device=device), query, None, weights)
+    assert buffer[:, 0].tolist() == [9, 9, -1, -1, -1, 3, 3, 3]
+    own.prefill = None
+    buffer.fill_(3)
+    forward(op, torch.zeros(5, 8, device=device), query, None, weights)
+    assert buffer[:, 0].tolist() == [9, 9, -1, -1, -1, 3, 3, 3]
+    own.decode.requires_padding = True
+    with pytest.raises(Refused, match="unequal query lengths"):
+        forward(op, torch.zeros(5, 8, device=device), query, None, weights)
 
 
 def test_the_attention_class_is_chosen_after_one_check(
@@ -267,6 +292,8 @@ def test_the_attention_class_is_chosen_after_one_check(
         backend_cls = SimpleNamespace(get_name=lambda: layers.BACKEND_NAME)
 
     checks: list[str] = []
+    observed: list[Any] = []
+    monkeypatch.setattr(nan_watch.WATCH, "observe", observed.append)
     monkeypatch.setattr(layers, "make_layer", lambda base: Ours)
     monkeypatch.setattr(startup, "check_config", lambda config: checks.append("config"))
     monkeypatch.setattr(startup, "check_model_folder", lambda model, config: checks.append(model))
@@ -292,7 +319,8 @@ def test_the_attention_class_is_chosen_after_one_check(
     assert checks == ["config", "m"]
     assert capsys.readouterr().out.count("attention_backend=FLASHINFER_MLA_SPARSE_DSV4") == 1
     assert DeepseekV4ForCausalLM(1.5).load_weights([]) == "loaded"
-    assert DeepseekV4ForCausalLM(1.5).compute_logits(None) == "logits"
+    assert DeepseekV4ForCausalLM(1.5).compute_logits("hidden") == "logits"
+    assert observed == ["hidden"], "what a token is sampled from is looked at"
     with pytest.raises(Refused, match="kv_norm"):
         DeepseekV4ForCausalLM(float("nan")).load_weights([])
     monkeypatch.setattr(installing, "installed", lambda: SimpleNamespace(missing=lambda: ["a-hook"]))
