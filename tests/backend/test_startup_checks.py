@@ -98,6 +98,7 @@ def engine(**changes: object) -> SimpleNamespace:
         "dtype": "fp8_ds_mla",
         "tp": 8,
         "dcp": 1,
+        "pcp": 1,
         "context": 262144,
         "batched": 512,
         "config": {},
@@ -109,7 +110,7 @@ def engine(**changes: object) -> SimpleNamespace:
         cache_config=SimpleNamespace(cache_dtype=values["dtype"]),
         parallel_config=SimpleNamespace(
             decode_context_parallel_size=values["dcp"],
-            prefill_context_parallel_size=1,
+            prefill_context_parallel_size=values["pcp"],
             tensor_parallel_size=values["tp"],
         ),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=values["batched"]),
@@ -130,6 +131,7 @@ def test_configurations_that_are_served(tp: int) -> None:
         ({"dtype": "auto"}, "kv-cache-dtype auto"),
         ({"fp4": True}, "Blackwell"),
         ({"dcp": 2}, "context parallel"),
+        ({"pcp": 2}, "context parallel"),
         ({"tp": 3}, "do not divide by tensor parallel 3"),
         ({"tp": 16}, "tensor parallel 16"),
         ({"context": 1048577}, "beyond 1048576 positions"),
@@ -142,6 +144,31 @@ def test_configurations_that_are_served(tp: int) -> None:
 def test_configurations_that_are_refused(changes: dict, words: str) -> None:
     with pytest.raises(Refused, match=words):
         startup.check_config(engine(**changes))
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "tp", "words"),
+    [
+        (64, 8, 8, []),
+        (64, 8, 1, []),
+        (60, 8, 8, ["60 attention heads do not divide by tensor parallel 8"]),
+        (64, 6, 4, ["6 output groups do not divide by tensor parallel 4"]),
+        (64, 8, 0, ["tensor parallel 0 is not between 1 and 8"]),
+        (144, 16, 16, ["tensor parallel 16 is not between 1 and 8"]),
+        (256, 8, 1, ["256 heads per rank are more than 128"]),
+        (256, 8, 2, []),
+    ],
+)
+def test_tensor_parallel_sizes(heads: int, groups: int, tp: int, words: list[str]) -> None:
+    assert startup.parallel_faults(heads, groups, tp) == words
+
+
+@pytest.mark.parametrize("key", startup.SHAPES)
+def test_every_shape_that_a_kernel_has_built_in_is_checked(key: str) -> None:
+    assert startup.shape_faults(CONFIG) == []
+    for other in (CONFIG[key] * 2, None):
+        assert startup.shape_faults({**CONFIG, key: other}) == [f"{key} is {other}, the kernels are for {CONFIG[key]}"]
+    assert set(startup.SHAPES) == {"head_dim", "qk_rope_head_dim", "index_head_dim", "index_topk", "sliding_window"}
 
 
 def test_a_folder_is_judged_by_its_index(tmp_path: Path) -> None:
@@ -262,6 +289,11 @@ def test_a_model_without_any_known_layer_is_refused() -> None:
 
 
 def test_norm_weights_keep_entries_decodable() -> None:
+    # 512 values of root mean square 1 may all be in one place: sqrt(512), and a rotation may add sqrt(2): 32 in all
+    assert abs(limits.largest_normed(1.0) - 32.0) < 1e-9 and limits.LARGEST_VALUE == 57344.0
+    limits.check_norm("kv_norm", 1791.0)
+    with pytest.raises(Refused, match="kv_norm reaches 1793"):
+        limits.check_norm("kv_norm", 1793.0)
     limits.check_norm("kv_norm", 1.5)
     edge = limits.LARGEST_VALUE / limits.largest_normed(1.0)
     limits.check_norm("kv_norm", edge * 0.999)

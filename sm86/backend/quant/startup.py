@@ -45,7 +45,7 @@ def parallel_faults(heads: int, groups: int, tensor_parallel: int) -> list[str]:
     """Tensor parallel sizes that do not divide the model, or leave a rank fewer heads than a block computes."""
     faults = []
     if not 1 <= tensor_parallel <= MAX_TENSOR_PARALLEL:
-        faults.append(f"tensor parallel {tensor_parallel} is not between 1 and {MAX_TENSOR_PARALLEL}")
+        return [f"tensor parallel {tensor_parallel} is not between 1 and {MAX_TENSOR_PARALLEL}"]
     if heads % tensor_parallel:
         faults.append(f"{heads} attention heads do not divide by tensor parallel {tensor_parallel}")
     if groups % tensor_parallel:
