@@ -35,24 +35,25 @@ def warm_up(worker: Any) -> None:
             continue
         seen.add(layer.compress_ratio)
         _warm_layer(layer)
-    hidden = torch.zeros(2, layers[0].hidden_size, dtype=torch.bfloat16, device="cuda")
-    matrix = torch.zeros(24, layers[0].hidden_size, device="cuda")
-    mhc_gemm.launch(hidden, matrix, torch.empty(2, 2, 24, device="cuda"), torch.empty(2, 2, device="cuda"), 2)
+    device = layers[0].attn_sink.device
+    hidden = torch.zeros(2, layers[0].hidden_size, dtype=torch.bfloat16, device=device)
+    matrix = torch.zeros(24, layers[0].hidden_size, device=device)
+    mhc_gemm.launch(hidden, matrix, torch.empty(2, 2, 24, device=device), torch.empty(2, 2, device=device), 2)
     from sm86.backend.diagnostics.nan_watch import count_bad_rows
 
-    count_bad_rows(hidden, torch.zeros(1, dtype=torch.int32, device="cuda"))
-    _warm_vllm(worker)
+    count_bad_rows(hidden, torch.zeros(1, dtype=torch.int32, device=device))
+    _warm_vllm(worker, device)
     torch.cuda.synchronize()
     report("warmup_s", round(time.perf_counter() - begin, 2))
 
 
-def _warm_vllm(worker: Any) -> None:
+def _warm_vllm(worker: Any, device: torch.device) -> None:
     """vLLM's own kernels on this server's tables and batch sizes: its warm-up leaves some to the first request."""
     from vllm.config import CUDAGraphMode
 
     runner = worker.model_runner
-    starts = torch.tensor([0, 1], dtype=torch.int32, device="cuda")
-    positions = torch.zeros(16, dtype=torch.int64, device="cuda")
+    starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
+    positions = torch.zeros(16, dtype=torch.int64, device=device)
     for table in runner.input_batch.block_table.block_tables:
         table.compute_slot_mapping(1, starts, positions)
     most = worker.scheduler_config.max_num_batched_tokens

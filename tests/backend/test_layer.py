@@ -365,3 +365,42 @@ def test_the_warm_up_launches_every_form_and_leaves_the_caches_alone(
         want |= {"indexer_query.launch", "indexer_logits.launch_decode", "indexer_logits.launch_prefill"}
     assert set(called) == want and called.count("compress.launch") == {1: 0, 4: 2, 128: 1}[ratio]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_the_warm_up_covers_every_kind_of_layer_and_batch(
+    forward: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sm86.backend.diagnostics import nan_watch
+    from sm86.backend.kernels import mhc_gemm
+
+    config = types.ModuleType("vllm.config")
+    config.CUDAGraphMode = SimpleNamespace(NONE="none")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.config", config)
+    warmed: list[int] = []
+    launched: list[str] = []
+    monkeypatch.setattr(warmup, "_warm_layer", lambda layer: warmed.append(layer.compress_ratio))
+    monkeypatch.setattr(mhc_gemm, "launch", lambda *given: launched.append("mhc"))
+    monkeypatch.setattr(nan_watch, "count_bad_rows", lambda *given: launched.append("nan"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: launched.append("waited"))
+    layer_class = layers.make_layer(DeepseekV4Attention)
+    model = [layer_class(compress_ratio=r, hidden_size=64, attn_sink=torch.zeros(8)) for r in (0, 0, 4, 128, 4, 128)]
+    runs: list[dict[str, Any]] = []
+    tables: list[int] = []
+    table = SimpleNamespace(compute_slot_mapping=lambda count, starts, positions: tables.append(count))
+    runner = SimpleNamespace(
+        input_batch=SimpleNamespace(block_table=SimpleNamespace(block_tables=[table, table])),
+        _dummy_run=lambda **given: runs.append(given),
+    )
+    worker = SimpleNamespace(
+        get_model=lambda: SimpleNamespace(modules=lambda: [object(), *model]),
+        model_runner=runner,
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=512),
+    )
+    warmup.warm_up(worker)
+    assert warmed == [0, 4, 128] and launched == ["mhc", "nan", "waited"] and tables == [1, 1]
+    assert [run["num_tokens"] for run in runs] == [1, 16, 17, 128, 512]
+    assert all(run["force_attention"] and run["cudagraph_runtime_mode"] == "none" for run in runs)
+    assert "warmup_s=" in capsys.readouterr().out
+    worker.get_model = lambda: SimpleNamespace(modules=lambda: [object()])
+    warmup.warm_up(worker)
+    assert warmed == [0, 4, 128] and capsys.readouterr().out == "", "another model is left alone"
