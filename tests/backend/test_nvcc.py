@@ -95,6 +95,10 @@ def test_it_is_compiled_beside_its_place(
     output = tmp_path / "deep/er/out.so"
     assert nvcc.build(library, output) == nvcc.Compiled("words\n", "ptx\n")
     assert output.read_text() == "code\n" and [path.name for path in output.parent.iterdir()] == ["out.so"]
+    output.write_text("in use")
+    with output.open() as loaded:
+        nvcc.build(library, output)
+        assert loaded.read() == "in use" and output.read_text() == "code\n", "what a process has loaded stays whole"
 
 
 def test_a_compilation_that_fails_leaves_what_was_there(
