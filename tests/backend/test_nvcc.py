@@ -4,6 +4,8 @@ for it."""
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -135,11 +137,18 @@ def test_ranks_that_start_together_build_once(tmp_path: Path) -> None:
 
     def make(output: Path) -> Path:
         built.append(output)
+        time.sleep(0.2)  # for the others to come in, if nothing held them; that they wait needs no time
         output.write_bytes(b"library")
         return output
 
+    together = threading.Barrier(8)
+
+    def rank(_: int) -> Path:
+        together.wait()
+        return nvcc.build_once(tmp_path / "a/b.so", make)
+
     with ThreadPoolExecutor(8) as pool:
-        paths = set(pool.map(lambda _: nvcc.build_once(tmp_path / "a/b.so", make), range(8)))
+        paths = set(pool.map(rank, range(8)))
     assert len(built) == 1 and paths == {tmp_path / "a/b.so"}
 
 
