@@ -99,15 +99,12 @@ def _last_line(stream: IO[bytes]) -> str:
 
 
 def _pump(stream: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
-    try:
+    with contextlib.suppress(OSError, ValueError), stream:
         while line := stream.readline(LONGEST_LINE):
             lines.put(line)
-    except (OSError, ValueError):
-        pass
     lines.put(None)
 
 
 def _feed(stream: IO[bytes], text: bytes) -> None:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError), stream:
         stream.write(text)
-        stream.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from sm86.host.rig import nvml
 from sm86.host.rig.child import Ended, json_lines
+from tests.conftest import ROOT
 
 FAKE = Path(__file__).parent / "fake_nvml"
 PATIENT_S = 60.0
@@ -161,3 +163,14 @@ def _alive(number: int) -> bool:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("stdin", [b"", b"x" * (1 << 20)])
+def test_the_ends_of_its_pipes_are_closed_by_those_who_used_them(stdin: bytes) -> None:
+    asked = f"list(json_lines([sys.executable, '-c', 'print(1)'], {PATIENT_S}, {PATIENT_S}, b'x' * {len(stdin)}))"
+    words = f"import gc, sys; from sm86.host.rig.child import json_lines; print({asked}); gc.collect()"
+    # Python warns of a pipe that nobody closed, and a warning made an error is told on stderr
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", words], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
