@@ -46,6 +46,8 @@ class EngineState:
         if self.kind == EXITED:
             code = "an unknown code" if self.exit_code is None else f"code {self.exit_code}"
             return f"exited with {code}{' (killed for want of memory)' if self.oom_killed else ''}"
+        if self.kind == MISSING:
+            return "not started, or removed"
         again = f", restarted {self.restart_count} times" if self.restart_count else ""
         health = f", health check: {self.health}" if self.health else ""
         return f"{self.kind}{health}{again}"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sm86.boot.state import MISSING, EngineState
 from sm86.cli import boot, boot_view, engines
 from sm86.cli.guard import guard
 from sm86.record import load
@@ -317,3 +318,7 @@ def test_saying_what_would_be_done_makes_no_environment(tmp_path, monkeypatch, c
     assert guard(lambda: boot.up("cpu-smoke", "local", dry_run=True)) == 0
     assert f"{tmp_path}/.cache/engine-cpu/venv/bin/python3 -P -m sm86.launch" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_is_not_there_is_told_in_words_that_a_person_uses() -> None:
+    assert EngineState(MISSING).words() == "not started, or removed"
