@@ -13,7 +13,7 @@ from sm86.comm.step import PREFILL_BYTES, size_words
 from sm86.errors import CouldNotRun
 from sm86.files import write_atomic
 
-NO_PLOT = "install the plot extra: pip install 'sm86[plot]'"
+NO_PLOT = "install the plot extra: pip install -e '.[plot]'"
 BASELINE_COLOUR = "#d1495b"
 _PATHS = {HOST: "#1b6ca8", FLASHINFER: "#5a9e0f", GLOO: "#7b5ea7"}
 _GROUPS = (("nccl-ring", "#c9803f"), ("nccl-tree", "#2a9d8f"), ("nccl-p2p", "#8a6fb0"), ("nccl", "#9aa5b1"))

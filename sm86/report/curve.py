@@ -10,7 +10,7 @@ from typing import Any
 from sm86.errors import CouldNotRun
 from sm86.record import Record
 
-NO_PLOT = "install the plot extra: pip install 'sm86[plot]'"
+NO_PLOT = "install the plot extra: pip install -e '.[plot]'"
 
 MEASURED, PUBLISHED = "#1b6ca8", "#d1495b"
 

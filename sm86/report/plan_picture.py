@@ -22,7 +22,7 @@ COLOURS = {
     "CUDA": "#7b5ea7",
     "allocator": "#b8b8b8",
 }
-NO_PLOT = "install the plot extra: pip install 'sm86[plot]'"
+NO_PLOT = "install the plot extra: pip install -e '.[plot]'"
 
 
 def draw(plans: Sequence[MemoryPlan], path: Path) -> None:

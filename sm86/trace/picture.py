@@ -30,7 +30,7 @@ COLOURS = {
     Bucket.OTHER: "#d9d9d9",
 }
 LAYER_COLOURS = {"CSA": "#cfe8f7", "HCA": "#cdeae6", "SWA": "#e3f3c4"}
-NO_PLOT = "install the plot extra: pip install 'sm86[plot]'"
+NO_PLOT = "install the plot extra: pip install -e '.[plot]'"
 
 
 def draw(result: FileResult, path: Path) -> None:
