@@ -33,10 +33,10 @@ def install() -> None:
         except (ParseError, ValueError) as error:
             if getattr(self, "ignore_unknown", False):
                 raise
-            words = " ".join(str(error).split())
-            raise Exit(
-                f"sm86: {words}\nmend: `invoke --list` shows the tasks, `invoke --help TASK` one of them", 2
-            ) from None
+            from sm86.cli.mistyped import explain
+
+            what, mend = explain(argv, self.contexts, self.initial, " ".join(str(error).split()))
+            raise Exit(f"sm86: {what}\nmend: {mend}", 2) from None
 
     parse_argv.sm86 = True  # type: ignore[attr-defined]
     Parser.parse_argv = parse_argv  # type: ignore[method-assign]

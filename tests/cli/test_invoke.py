@@ -44,6 +44,27 @@ def test_wrong_arguments_end_with_2_in_two_lines(arguments):
     assert len(lines) == 2 and lines[0].startswith("sm86: ") and lines[1].startswith("mend: ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "what", "mend"),
+    [
+        (("up", "--envelop", "sm86-262k"), "up has no option --envelop", "did you mean --envelope? `invoke --help up`"),
+        (("up", "--envelop=sm86-262k"), "up has no option --envelop", "did you mean --envelope?"),
+        (("report", "--redacted", "--out", "x"), "report has no option --redacted", "did you mean --redact?"),
+        (("plan", "--zzzz"), "plan has no option --zzzz", "`invoke --help plan` lists"),
+        (("up", "--override", "--zzzz=1", "--dryrun"), "up has no option --dryrun", "did you mean --dry-run?"),
+        (("plan", "--envelope"), "--envelope needs a value", "`invoke --help plan`"),
+        (("ladder.sequenc",), "there is no task 'ladder.sequenc'", "did you mean ladder.sequence? `invoke --list`"),
+        (("qqqq",), "there is no task 'qqqq'", "`invoke --list` shows"),
+        (("plan", "-z"), "No idea what '-z' is!", "`invoke --list` shows the tasks, `invoke --help plan`"),
+    ],
+)
+def test_a_mistyped_word_is_named_with_the_nearest_that_there_is(arguments, what, mend):
+    done = invoke(*arguments)
+    first, second = done.stderr.splitlines()
+    assert (done.returncode, first) == (2, f"sm86: {what}")
+    assert second.startswith(f"mend: {mend}")
+
+
 def test_the_list_and_every_tasks_help():
     listed = invoke("--list")
     assert listed.returncode == 0
