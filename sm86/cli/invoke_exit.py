@@ -28,15 +28,18 @@ def install() -> None:
         return
 
     def parse_argv(self: Any, argv: list[str]) -> Any:
-        try:
-            return original(self, argv if getattr(self, "ignore_unknown", False) else _with_help_first(self, argv))
-        except (ParseError, ValueError) as error:
-            if getattr(self, "ignore_unknown", False):
-                raise
-            from sm86.cli.mistyped import explain
+        if getattr(self, "ignore_unknown", False):
+            return original(self, argv)
+        from sm86.cli.mistyped import explain, unknown_option
 
-            what, mend = explain(argv, self.contexts, self.initial, " ".join(str(error).split()))
-            raise Exit(f"sm86: {what}\nmend: {mend}", 2) from None
+        argv = _with_help_first(self, argv)
+        told = unknown_option(argv, self.contexts, self.initial)
+        if told is None:
+            try:
+                return original(self, argv)
+            except (ParseError, ValueError) as error:
+                told = explain(argv, self.contexts, self.initial, " ".join(str(error).split()))
+        raise Exit(f"sm86: {told[0]}\nmend: {told[1]}", 2) from None
 
     parse_argv.sm86 = True  # type: ignore[attr-defined]
     Parser.parse_argv = parse_argv  # type: ignore[method-assign]

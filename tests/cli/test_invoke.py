@@ -50,6 +50,7 @@ def test_wrong_arguments_end_with_2_in_two_lines(arguments):
         (("up", "--envelop", "sm86-262k"), "up has no option --envelop", "did you mean --envelope? `invoke --help up`"),
         (("up", "--envelop=sm86-262k"), "up has no option --envelop", "did you mean --envelope?"),
         (("report", "--redacted", "--out", "x"), "report has no option --redacted", "did you mean --redact?"),
+        (("up", "--port", "8001", "--nosuch"), "up has no option --nosuch", "`invoke --help up`"),
         (("plan", "--zzzz"), "plan has no option --zzzz", "`invoke --help plan` lists"),
         (("up", "--override", "--zzzz=1", "--dryrun"), "up has no option --dryrun", "did you mean --dry-run?"),
         (("plan", "--envelope"), "--envelope needs a value", "`invoke --help plan`"),
