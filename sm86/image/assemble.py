@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sm86.errors import CouldNotRun, Sm86Error
-from sm86.image.elf import is_elf, loads_whole, strippable_bytes
+from sm86.image.elf import is_elf, loads_whole, strippable_bytes, without_loader_paths
 from sm86.image.fatbin import architectures
 from sm86.image.pruning import FLASH_ATTENTION, GROUPS, REFUSAL, STRIP_ABOVE_BYTES
 from sm86.json_text import parse as parse_json
@@ -57,7 +57,9 @@ def _replace(site: Path, native: Path) -> dict[str, Any]:
     for name in record["libraries"]:
         if not (site / name).is_file():
             raise CouldNotRun(f"the package has no {name} to replace", "the native build is of another vLLM")
-        shutil.copyfile(native / name, site / name)
+        # the linker notes the folders that it linked in, the driver's stub among them; torch, which comes first, has
+        # loaded what these libraries need, and the published ones name no folder either
+        (site / name).write_bytes(without_loader_paths((native / name).read_bytes()))
     return record
 
 
@@ -93,7 +95,12 @@ def _strip(site: Path) -> int:
             if not is_elf(data) or strippable_bytes(data) < STRIP_ABOVE_BYTES:
                 continue
         before, beside = path.stat(), path.with_name(path.name + ".stripped")
-        subprocess.run(["strip", "--strip-unneeded", "-o", str(beside), str(path)], check=True)
+        done = subprocess.run(
+            ["strip", "--strip-unneeded", "-o", str(beside), str(path)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            beside.unlink(missing_ok=True)
+            raise CouldNotRun(f"cannot strip {path}: {' '.join(done.stderr.split())[-200:]}", "see what strip says")
         with beside.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             whole = loads_whole(data)
         if whole:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from sm86.errors import CouldNotRun
 from sm86.image import assemble as assembling
 from sm86.image.assemble import assemble, library_facts, main
-from sm86.image.elf import is_elf, loads_whole, strippable_bytes
+from sm86.image.elf import is_elf, loader_paths, loads_whole, strippable_bytes, without_loader_paths
 from sm86.image.pruning import FLASH_ATTENTION, GROUPS, REFUSAL
 
 PATTERNS = tuple(pattern for group in GROUPS for pattern in group.patterns)
@@ -119,6 +120,23 @@ def test_an_elf_file_is_judged_by_its_headers(library):
         strippable_bytes(data[:100])
     facts = library_facts(library)
     assert facts["bytes"] == len(data) and facts["sass"] == {} and len(facts["sha256"]) == 64
+
+
+@pytest.mark.parametrize("flag", ["--enable-new-dtags", "--disable-new-dtags"])
+def test_folders_that_the_linker_noted_are_taken_out(tmp_path, flag):
+    (tmp_path / "a.c").write_text("int shown(void) { return 1; }\n")
+    out = tmp_path / "a.so"
+    argv = ["gcc", "-shared", "-fPIC", f"-Wl,{flag},-rpath,/somewhere/stubs:", "-o", str(out), str(tmp_path / "a.c")]
+    subprocess.run(argv, check=True)
+    data = out.read_bytes()
+    assert loader_paths(data) == ("/somewhere/stubs", "")
+    after = without_loader_paths(data)
+    assert loader_paths(after) == () and len(after) == len(data) and without_loader_paths(after) == after
+    out.write_bytes(after)
+    assert ctypes.CDLL(str(out)).shown() == 1
+    for damaged in (data[:80], data[: data.index(b"/somewhere") - 1]):
+        with pytest.raises(ValueError, match="damaged"):
+            loader_paths(damaged)
 
 
 def test_every_reason_is_a_sentence_and_no_pattern_is_said_twice():

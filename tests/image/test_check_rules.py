@@ -7,6 +7,7 @@ import pytest
 from sm86.image.check import rules
 from sm86.image.check.diff import diff, tree_digest
 from sm86.image.names import OFFLINE_BASE
+from sm86.image.operators import NOT_COMPILED, PUBLISHED
 from sm86.spec import load_pins
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -32,9 +33,12 @@ GOOD = {
     "plugins": {"vllm.general_plugins": {"sm86": "sm86.backend:register"}, "vllm.platform_plugins": {}},
     "imported": {"torch": "2.11.0+cu130", "nccl": "2.28.9", "flashinfer": "0.6.14", "vllm": "0.26.0"},
     "vllm_envs_origin": "/usr/local/lib/python3.12/site-packages/vllm/envs.py",
-    "libraries": {name: {"sass": {"86": 23}, "ptx": {}, "bytes": 1, "sha256": "aa"} for name in LIBRARIES},
+    "libraries": {
+        name: {"sass": {"86": 23}, "ptx": {}, "bytes": 1, "sha256": "aa", "loader_paths": []} for name in LIBRARIES
+    },
     "driver": "stand-in",
     "serving": {"vllm.v1.worker.gpu_worker": "", "vllm.models.deepseek_v4.nvidia.model": ""},
+    "operators": {name: name not in NOT_COMPILED for name in PUBLISHED},
     "jit": {"nvcc": "", "triton": ""},
     "sbom": {"components": 300, "missing": []},
     "writable": [],
@@ -96,6 +100,13 @@ def test_a_good_image_passes():
         (("serving",), None, "serving"),
         (("jit", "triton"), "ptxas is not there", "jit"),
         (("jit",), {}, "jit"),
+        (("operators", "_C::marlin_gemm"), False, "operators"),
+        (("operators",), {}, "operators"),
+        (("operators",), {"error": "ImportError"}, "operators"),
+        (("libraries", LIBRARIES[0], "loader_paths"), [""], "loader paths"),
+        (("libraries", LIBRARIES[0], "loader_paths"), ["/usr/local/cuda/lib64/stubs"], "loader paths"),
+        (("libraries", LIBRARIES[0], "loader_paths"), {"error": "ValueError"}, "loader paths"),
+        (("libraries", LIBRARIES[0], "loader_paths"), None, "loader paths"),
         (("sbom", "missing"), ["numpy"], "sbom"),
         (("sbom",), {"error": "FileNotFoundError"}, "sbom"),
         (("sbom",), None, "sbom"),
@@ -112,6 +123,18 @@ def test_a_deviation_is_a_finding(path, value, rule):
     assert rule in found and code == 1
 
 
+def test_an_operator_for_newer_gpus_is_missed_only_in_the_published_libraries():
+    facts = changed(("build", "variant"), "wheel")
+    assert "operators" in states(facts)[0]
+    facts["operators"] = dict.fromkeys(PUBLISHED, True)
+    assert states(facts) == ({}, 0)
+    assert set(NOT_COMPILED) < PUBLISHED and all(NOT_COMPILED.values())
+
+
+def test_a_library_may_look_beside_itself():
+    assert states(changed(("libraries", LIBRARIES[0], "loader_paths"), ["$ORIGIN/../torch/lib"])) == ({}, 0)
+
+
 def test_debians_python_is_expected_only_when_the_build_record_says_offline_base():
     facts = changed(("python",), "3.11.2")
     facts["build"]["base"] = OFFLINE_BASE
@@ -121,6 +144,7 @@ def test_debians_python_is_expected_only_when_the_build_record_says_offline_base
 def test_the_wheel_variant_may_hold_other_architectures():
     facts = changed(("libraries", "vllm/_C_stable_libtorch.abi3.so", "sass"), {"86": 5, "80": 1, "90": 7})
     facts["build"]["variant"] = "wheel"
+    facts["operators"] = dict.fromkeys(PUBLISHED, True)
     assert states(facts) == ({}, 0)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from sm86.image.check.finding import FAIL, NOT_SEEN, OK, Finding, error_of
 from sm86.image.native.patch import TARGETS
+from sm86.image.operators import NOT_COMPILED, PUBLISHED, lacking
 
 OWN_LIBRARIES = (
     "sm86/backend/attention/libsm86_attention.so",
@@ -25,6 +26,8 @@ def kernels(facts: Mapping[str, Any], build: Mapping[str, Any]) -> Iterator[Find
     for name in OWN_LIBRARIES:
         yield _architectures(name, libraries, {"variant": "native"}, name.rsplit("/", 1)[1])
     yield _as_recorded(libraries, build)
+    yield _loader_paths(libraries)
+    yield _operators(facts.get("operators"), str(build.get("variant", "")))
     yield _all("serving", facts.get("serving"), "a server's modules are imported on a made-up GPU of SM 8.6")
     yield _all("jit", facts.get("jit"), "compilers that a server uses at run time make code for SM 8.6")
 
@@ -55,6 +58,37 @@ def _as_recorded(libraries: Mapping[str, Any], build: Mapping[str, Any]) -> Find
         text = f"{len(differing)} kernel libraries are not those of the build record, first {differing[0]}"
         return Finding("libraries", FAIL, text, "rebuild the image")
     return Finding("libraries", OK, f"all {len(found)} kernel libraries are those of the build record")
+
+
+def _loader_paths(libraries: Mapping[str, Any]) -> Finding:
+    """Whether no library has the loader look in other folders than the system's and its own: any other one, and the
+    empty name, which is the current folder, may hold somebody else's library."""
+    rule = "loader paths"
+    seen = {name: found.get("loader_paths") for name, found in libraries.items()}
+    unseen = sorted(name for name, folders in seen.items() if not isinstance(folders, list))
+    if unseen or not seen:
+        return Finding(rule, NOT_SEEN, f"not told of {unseen[0] if unseen else 'any library'}", "rebuild the image")
+    strange = {name: folder for name, folders in seen.items() for folder in folders if not folder.startswith("$ORIGIN")}
+    if strange:
+        name, folder = next(iter(sorted(strange.items())))
+        return Finding(
+            rule, FAIL, f"{name} has the loader look in {folder or 'the current folder'}", "rebuild the image"
+        )
+    return Finding(rule, OK, f"all {len(seen)} kernel libraries name no folder outside their own")
+
+
+def _operators(answers: Any, variant: str) -> Finding:
+    """Whether vLLM's operators have their kernels, but for those that a build for SM 8.6 is known to lack."""
+    problem = error_of(answers)
+    if problem or not answers:
+        return Finding("operators", NOT_SEEN, f"not asked: {problem or 'no answer'}", "rebuild the image")
+    missing = tuple(lacking(answers, variant))
+    if missing:
+        text = f"{len(missing)} of vLLM's operators have no kernel, first {missing[0]}"
+        return Finding("operators", FAIL, text, "rebuild the image; a new reason belongs into sm86/image/operators.py")
+    known = len(NOT_COMPILED) if variant == "native" else 0
+    told = f"{len(PUBLISHED) - known} of vLLM's {len(PUBLISHED)} operators have their kernel"
+    return Finding("operators", OK, told + (f"; {known} are for newer GPUs" if known else ""))
 
 
 def _all(rule: str, answers: Any, text: str) -> Finding:

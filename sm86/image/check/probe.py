@@ -24,6 +24,7 @@ from typing import Any
 
 from sm86.image.check.driver_stub import ensure_driver
 from sm86.image.check.jit import jit
+from sm86.image.check.registered import operators
 from sm86.image.check.serving import serving_imports
 
 SCHEMA = "sm86.image-facts"
@@ -69,6 +70,7 @@ def facts() -> dict[str, Any]:
         "imported": {name: _try(read) for name, read in _IMPORTS.items()},
         "vllm_envs_origin": _try(_vllm_envs_origin),
         "libraries": _libraries(),
+        "operators": _try(operators) if gpu else None,
         "jit": _try(jit) if gpu else None,
         "sbom": sbom,
         "writable": _writable(),
@@ -152,6 +154,7 @@ def _vllm_envs_origin() -> str:
 
 def _libraries() -> dict[str, Any]:
     """Device code of vLLM's and our own libraries, by path below site-packages."""
+    from sm86.image.elf import loader_paths
     from sm86.image.fatbin import architectures
 
     found: dict[str, Any] = {}
@@ -160,7 +163,8 @@ def _libraries() -> dict[str, Any]:
     for name, path in sorted(named.items()):
         archs = _try(lambda path=path: architectures(path))  # type: ignore[misc]
         found[name] = archs if isinstance(archs, dict) else {"sass": archs.sass, "ptx": archs.ptx}
-        found[name] |= {"bytes": path.stat().st_size, "sha256": _digest(str(path))}
+        folders = _try(lambda path=path: list(loader_paths(path.read_bytes())))  # type: ignore[misc]
+        found[name] |= {"bytes": path.stat().st_size, "sha256": _digest(str(path)), "loader_paths": folders}
     return found
 
 
