@@ -8,6 +8,7 @@ They hold only for text before the model's natural stop: what follows a suppress
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,6 +61,9 @@ _SCRIPTS = (
     (0x10000, "other"),
     (0x20000, "East Asian"),
 )
+
+
+_DIGIT = re.compile(r"\d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +146,9 @@ def tail_loop(text: str, min_periods: int = LOOP_MIN_PERIODS) -> tuple[int, floa
 
 
 def begins_to_loop(text: str) -> bool:
-    """Whether a text ends in two repetitions of something: not yet a loop, but the way into one."""
-    return tail_loop(text[-WINDOW_CHARACTERS:], 2)[0] > 0
+    """Whether a text ends in two repetitions of something: not yet a loop, but the way into one. Digits count as equal:
+    a list that repeats one line and only counts on is such a text."""
+    return tail_loop(_DIGIT.sub("0", text[-WINDOW_CHARACTERS:]), 2)[0] > 0
 
 
 def script_switches(text: str) -> float:

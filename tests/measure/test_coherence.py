@@ -104,3 +104,11 @@ def test_agreement():
     assert coherence.agreement([tuple(range(30)), tuple(range(30))], 16) == 16
     assert coherence.agreement([(1,), None], 16) is None
     assert coherence.agreement([], 16) is None
+
+
+def test_a_list_that_only_counts_on_begins_to_loop():
+    counting = "The codes:\n" + "".join(f"- Ingholm: {number}\n" for number in range(3200, 3240))
+    names = "".join(
+        f"- {name}: {7 * len(name)}\n" for name in ("Kelburn", "Ravholt", "Ingholt", "Eskfleet", "Carfield")
+    )
+    assert coherence.begins_to_loop(counting) and not coherence.begins_to_loop("The codes:\n" + names)
