@@ -73,7 +73,7 @@ def build(
     iterable=["name"],
     help={
         "name": "only this lock; may be repeated (default: all)",
-        "check": "resolve nothing, write nothing; exit 1 when a lock is not of the pins",
+        "check": "resolve nothing, write nothing; exit 1 when a lock is not of the pins or was altered",
         "dry-run": DRY_RUN,
         "json": JSON,
     },

@@ -1,4 +1,4 @@
-"""`invoke lock`: resolves what the images are made from, or checks that the locks are those of the pins."""
+"""`invoke lock`: resolves what the images are made from, or checks that the locks are those of the pins, unaltered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VERSION = 1
 
 
 def lock(names: tuple[str, ...] = (), check: bool = False, dry_run: bool = False, json: bool = False) -> int:
-    """Write the locks (all, or these names); exit code 1 with `check` when one is not of the pins.
+    """Write the locks (all, or these names); exit code 1 with `check` when one is not of the pins or was altered.
 
     Raises CouldNotRun (exit 2): no uv, an unknown name, no package index, or pins that do not go together.
     """
@@ -35,9 +35,9 @@ def _check(found: list[str], json: bool) -> int:
     if json:
         print(json_module.dumps(_values(problems=found), indent=2))
     elif found:
-        print("\n".join((*found, "mend: invoke lock")))
+        print("\n".join((*found, "mend: git checkout docker/locks, or make it anew: invoke lock")))
     else:
-        print("every lock is of the pins")
+        print("every lock is of the pins, and as it was written")
     return EXIT_FINDING if found else EXIT_OK
 
 

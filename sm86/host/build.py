@@ -195,11 +195,11 @@ def ca_bundle(environment: Mapping[str, str]) -> str:
 
 
 def require_locks(root: Path, target: str, cubin: bool, variant: str) -> None:
-    """Raise CouldNotRun when a lock that this image is made from is missing, damaged or of other pins."""
+    """Raise CouldNotRun when a lock that this image is made from is missing, altered or of other pins."""
     files = {f for python in PYTHONS for f in (*files_of(target, python, cubin, variant), sbom_lock(python))}
     found = check_locks(root, tuple(sorted(files)))
     if found:
-        raise CouldNotRun(f"the locks do not match the pins: {found[0]}", "invoke lock, or git checkout docker/locks")
+        raise CouldNotRun(f"the locks cannot be used: {found[0]}", "invoke lock, or git checkout docker/locks")
 
 
 def require_space(docker: DockerGateway, kind: str, first: bool) -> None:

@@ -17,6 +17,7 @@ from sm86.files import write_atomic
 from sm86.host.base import registry_digest
 from sm86.host.process import run
 from sm86.image.lock_check import BASE_FILE, NOT_PINNED, base_lock, locked_base, problems
+from sm86.image.lock_sums import SUMS_FILE, sums_text
 from sm86.image.locks import (
     LOCKS_DIR,
     Lock,
@@ -53,10 +54,11 @@ def choose(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_locks(root: Path, files: tuple[str, ...] | None = None) -> list[str]:
-    """What of the locks below `root` does not follow from the pins; of these files only, where given."""
+    """What of the locks below `root` does not follow from the pins, or is not as it was written; of these files only,
+    where given."""
     folder = root / LOCKS_DIR
-    texts = {path.name: path.read_text(errors="replace") for path in sorted(folder.glob("*.txt"))}
-    return problems(texts, load_pins(), files)
+    contents = {path.name: path.read_bytes() for path in sorted(folder.glob("*.txt"))}
+    return problems(contents, _read(folder / SUMS_FILE), load_pins(), files)
 
 
 def write_locks(root: Path, names: tuple[str, ...] = (), say: Say = print) -> tuple[Path, ...]:
@@ -87,6 +89,8 @@ def write_locks(root: Path, names: tuple[str, ...] = (), say: Say = print) -> tu
             # a digest that is known is not given up because nobody answers today
             texts[BASE_FILE] = _kept(root) or texts[BASE_FILE]
             say(f"no registry answers: {locked_base(texts[BASE_FILE])} stays as it is")
+    # the sums last: where writing ends in between, the next check names what does not fit
+    texts[SUMS_FILE] = sums_text(_read(root / LOCKS_DIR / SUMS_FILE), {n: text.encode() for n, text in texts.items()})
     paths = tuple(root / LOCKS_DIR / file for file in texts)
     for path, text in zip(paths, texts.values(), strict=True):
         write_atomic(path, text)
@@ -99,7 +103,7 @@ def _kept(root: Path) -> str:
 
 
 def _read(path: Path) -> str:
-    return path.read_text() if path.is_file() else ""
+    return path.read_text(errors="replace") if path.is_file() else ""
 
 
 def _resolve(uv: str, lock: Lock, followed: tuple[str, ...]) -> str:

@@ -1,10 +1,11 @@
-"""Whether the locks in the repository are those of the pins. Pure, and needs no package index."""
+"""Whether the locks in the repository are those of the pins, and as they were written. Pure, and needs no index."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
 
+from sm86.image.lock_sums import altered
 from sm86.image.locks import LOCKS_DIR, Lock, locked_versions, resolved_locks, torch_cpu_lock, vllm_source_lock
 from sm86.image.names import OFFICIAL_BASE
 from sm86.spec.pins import Pins
@@ -12,6 +13,7 @@ from sm86.spec.pins import Pins
 BASE_FILE = "base.txt"
 BASE_HEADER = "# Made by `invoke lock`: the base image, and its digest where a registry answered."
 NOT_PINNED = "# No registry answered when this was made: the name alone does not say which bytes it means."
+_BASE = re.compile(re.escape(OFFICIAL_BASE) + r"(@sha256:[0-9a-f]{64})?")
 _ENTRY = re.compile(r"[a-z0-9.-]+==[^\s\\]+(?: \\\n    --hash=sha256:[0-9a-f]{64})+")
 
 
@@ -27,9 +29,12 @@ def locked_base(text: str) -> str:
     return names[0] if names else OFFICIAL_BASE
 
 
-def problems(texts: Mapping[str, str], pins: Pins, files: tuple[str, ...] | None = None) -> list[str]:
-    """What of the locks (`texts` by file name) does not follow from the pins; of `files` only, where given."""
-    return list(_problems(texts, pins, files))
+def problems(contents: Mapping[str, bytes], sums: str, pins: Pins, files: tuple[str, ...] | None = None) -> list[str]:
+    """What of the locks (contents by file name, `sums` as SHA256SUMS says) does not follow from the pins, or is not as
+    it was written; of `files` and the base only, where given."""
+    texts = {name: data.decode("utf-8", "replace") for name, data in contents.items()}
+    judged = {name: data for name, data in contents.items() if files is None or name in (*files, BASE_FILE)}
+    return [*_problems(texts, pins, files), *(f"{LOCKS_DIR}/{name} {why}" for name, why in altered(sums, judged))]
 
 
 def _problems(texts: Mapping[str, str], pins: Pins, files: tuple[str, ...] | None) -> Iterator[str]:
@@ -43,7 +48,7 @@ def _problems(texts: Mapping[str, str], pins: Pins, files: tuple[str, ...] | Non
     if BASE_FILE not in texts:
         yield f"{LOCKS_DIR}/{BASE_FILE} is missing"
     base = locked_base(texts.get(BASE_FILE, ""))
-    if base.partition("@")[0] != OFFICIAL_BASE:
+    if not _BASE.fullmatch(base):
         yield f"{LOCKS_DIR}/{BASE_FILE} names {base}, the base image is {OFFICIAL_BASE}"
 
 
@@ -53,6 +58,9 @@ def _of_lock(lock: Lock, text: str | None) -> Iterator[str]:
         yield f"{place} is missing"
         return
     versions = locked_versions(text)
+    names = [line.partition("==")[0] for line in text.splitlines() if line and line[0] not in "# "]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"{place} names {name} twice"
     for requirement in lock.requirements:
         name, pinned, version = requirement.partition("==")
         found = versions.get(re.split("[<>=]", name)[0])

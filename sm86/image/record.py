@@ -21,6 +21,7 @@ from sm86.files import write_atomic
 from sm86.image.assemble import library_facts
 from sm86.image.context import SOURCES
 from sm86.image.git_facts import GitFacts, read_git
+from sm86.image.lock_sums import SUMS_FILE, altered
 from sm86.image.locks import LOCKS_DIR, files_of, lock_hash
 from sm86.json_text import parse as parse_json
 from sm86.spec.load import load_pins
@@ -90,10 +91,14 @@ def main(arguments: list[str]) -> int:
     try:
         try:
             locks = {name: (context / LOCKS_DIR / name).read_bytes() for name in files}
+            sums = (context / LOCKS_DIR / SUMS_FILE).read_text(errors="replace")
         except OSError as error:
             raise CouldNotRun(
                 f"{error.filename}: {error.strerror}", "use a base image with Python 3.11 or 3.12, which have locks"
             ) from None
+        # a build that no `invoke build` started has been asked for this by nobody yet
+        for name, why in altered(sums, locks):
+            raise CouldNotRun(f"{LOCKS_DIR}/{name} {why}", "git checkout docker/locks, or invoke lock")
         git = git_facts_of(options.git_rev, options.git_dirty, context)
         record = make_record(options.target, options.variant, options.base, version, git, locks, cubin)
         record.update(kernel_facts(options.assembled, options.kernels))

@@ -85,3 +85,12 @@ def test_a_base_without_a_lock_is_one_line(context, tmp_path, monkeypatch, capsy
     ]
     assert main(words) == 2
     assert "cpu-py313.txt" in capsys.readouterr().err and not (tmp_path / "x").exists()
+
+
+def test_a_lock_that_was_altered_gets_no_record(context, tmp_path, capsys):
+    lock = context / "docker" / "locks" / "model.txt"
+    lock.write_text(lock.read_text().replace("gguf==", "gguf==9."))
+    words = ("--target", "cpu", "--variant", "wheel", "--base", "b", "--context", str(context))
+    assert main([*words, "--out", str(tmp_path / "x")]) == 2
+    assert "docker/locks/model.txt is not what `invoke lock` wrote" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()

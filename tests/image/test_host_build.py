@@ -24,6 +24,7 @@ from sm86.host import builder
 from sm86.host.containers import EngineFacts, ImageFacts
 from sm86.image.failures import BuildFailed
 from sm86.image.lock_check import base_lock
+from sm86.image.lock_sums import SUMS_FILE, sums_text
 from sm86.image.names import OFFICIAL_BASE, OFFLINE_BASE
 
 ROOT = Path(__file__).parents[2]
@@ -218,7 +219,7 @@ def test_a_lock_that_does_not_match_is_said_before_anything_starts(clone, engine
     client = program(tmp_path / "bin" / "docker", "Docker version 28.0.0, build 1", True, f"touch {tmp_path}/built")
     model = clone / "docker" / "locks" / "model.txt"
     model.write_text(model.read_text().replace("==", "==9."))
-    with pytest.raises(CouldNotRun, match="the locks do not match the pins: docker/locks/model") as caught:
+    with pytest.raises(CouldNotRun, match="the locks cannot be used: docker/locks/model") as caught:
         run_build(clone, engine, client, monkeypatch)
     assert caught.value.mend.startswith("invoke lock") and not (tmp_path / "bin" / "argv").exists()
     assert not host.plan(host.Request("gpu", variant="wheel"), clone, engine, said([])).build.no_cache
@@ -228,7 +229,11 @@ def test_the_base_is_pinned_by_digest_where_the_lock_has_one(clone, engine, monk
     monkeypatch.setenv("SM86_DOCKER", str(program(tmp_path / "b" / "docker", "Docker version 28.0.0", True)))
     assert "not pinned by digest" in host.plan(host.Request("cpu"), clone, engine, said([])).notes[0]
     pinned = f"{OFFICIAL_BASE}@sha256:{'5' * 64}"
-    (clone / "docker" / "locks" / "base.txt").write_text(base_lock(pinned.partition("@")[2]))
+    locks, base = clone / "docker" / "locks", base_lock(pinned.partition("@")[2])
+    (locks / "base.txt").write_text(base)
+    with pytest.raises(CouldNotRun, match=r"base\.txt is not what `invoke lock` wrote"):
+        host.plan(host.Request("cpu"), clone, engine, said([]))
+    (locks / SUMS_FILE).write_text(sums_text((locks / SUMS_FILE).read_text(), {"base.txt": base.encode()}))
     asked: list[str] = []
     monkeypatch.setattr(base_image, "registry_answers", lambda name: bool(asked.append(name)) or True)
     the = host.plan(host.Request("cpu"), clone, engine, said([]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from sm86.cli import lock as cli
 from sm86.errors import CouldNotRun
 from sm86.host import lock as host
 from sm86.image.lock_check import BASE_FILE, base_lock, locked_base, problems
+from sm86.image.lock_sums import SUMS_FILE, sums_text
 from sm86.image.locks import LOCKS_DIR
 from sm86.image.names import OFFICIAL_BASE
 from sm86.spec.load import load_pins
@@ -19,7 +21,14 @@ from sm86.spec.load import load_pins
 ROOT = Path(__file__).parents[2]
 PINS = load_pins()
 TEXTS = {path.name: path.read_text() for path in (ROOT / LOCKS_DIR).glob("*.txt")}
+SUMS = (ROOT / LOCKS_DIR / SUMS_FILE).read_text()
 DIGEST = "sha256:" + "5" * 64
+
+
+def found_in(texts: dict[str, str], files: tuple[str, ...] | None = None) -> list[str]:
+    """What is found in these locks, whose sums are right: what does not follow from the pins."""
+    contents = {name: text.encode() for name, text in texts.items()}
+    return problems(contents, sums_text("", contents), PINS, files)
 
 
 @pytest.fixture
@@ -30,7 +39,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_locks_in_the_repository_are_of_the_pins():
-    assert problems(TEXTS, PINS) == []
+    assert problems({name: text.encode() for name, text in TEXTS.items()}, SUMS, PINS) == []
 
 
 @pytest.mark.parametrize(
@@ -44,19 +53,74 @@ def test_the_locks_in_the_repository_are_of_the_pins():
         ("cpu-torch.txt", "+cpu", "+cu130", "cpu-torch.txt is not what the pins say"),
         ("base.txt", OFFICIAL_BASE, "python:3.13-slim", "names python:3.13-slim"),
         ("tools.txt", "setuptools==77.0.3", "-r other.txt", "does not name setuptools"),
+        ("base.txt", OFFICIAL_BASE, f"{OFFICIAL_BASE}@sha256:55", "the base image is"),
+        ("gpu-py312.txt", "    --hash=sha256:", "    --hash=sha256:0", "no package with its hash"),
+        ("gpu-py312.txt", "    --hash=sha256:", "    --hash=sha256:A", "no package with its hash"),
+        ("gpu-py312.txt", "\naiohttp==", "\nvllm==", "names vllm twice"),
     ],
 )
 def test_a_lock_that_does_not_match_is_named(file, old, new, words):
     assert old in TEXTS[file]
-    found = problems({**TEXTS, file: TEXTS[file].replace(old, new)}, PINS)
+    changed = {**TEXTS, file: TEXTS[file].replace(old, new)}
+    found = found_in(changed)
     assert found and any(words in problem for problem in found) and all(file in problem for problem in found)
-    assert problems({**TEXTS, file: TEXTS[file].replace(old, new)}, PINS, ("model.txt",)) == [
-        problem for problem in found if "base.txt" in problem
-    ], "of the locks that were not asked for, nothing is said"
+    assert found_in(changed, ("model.txt",)) == [problem for problem in found if "base.txt" in problem], (
+        "of the locks that were not asked for, nothing is said"
+    )
 
 
 def test_a_lock_that_is_missing_is_named():
-    assert problems({n: t for n, t in TEXTS.items() if n != "model.txt"}, PINS) == ["docker/locks/model.txt is missing"]
+    assert found_in({n: t for n, t in TEXTS.items() if n != "model.txt"}) == ["docker/locks/model.txt is missing"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("numpy==", "numpy==9."),
+        ("--hash=sha256:", "--hash=sha256:" + "0" * 64 + " \\\n    --hash=sha256:"),
+        ("\n", "\r\n"),
+    ],
+    ids=["version of what is no pin", "one more hash", "line ends"],
+)
+def test_a_lock_that_was_altered_is_seen_though_its_pins_are_right(clone, capsys, old, new):
+    lock = clone / LOCKS_DIR / "gpu-py311.txt"
+    altered = lock.read_bytes().replace(old.encode(), new.encode())
+    assert altered != lock.read_bytes()
+    lock.write_bytes(altered)
+    assert cli.lock(check=True) == 1
+    printed = capsys.readouterr().out
+    assert "docker/locks/gpu-py311.txt is not what `invoke lock` wrote" in printed and "mend: git checkout" in printed
+    assert host.check_locks(clone, ("gpu-py312.txt",)) == [], "a build that does not use it is not kept from it"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: "", "docker/locks/base.txt is not in SHA256SUMS"),
+        (lambda text: text.replace("  tools.txt", "  other.txt"), "docker/locks/tools.txt is not in SHA256SUMS"),
+        (lambda text: text + "damaged\n", "docker/locks/SHA256SUMS holds a line that is no checksum: 'damaged'"),
+        (lambda text: text + text.splitlines()[-1] + "\n", "docker/locks/SHA256SUMS names tools.txt twice"),
+    ],
+)
+def test_a_list_of_sums_that_is_not_whole_vouches_for_nothing(clone, change, words):
+    sums = clone / LOCKS_DIR / SUMS_FILE
+    sums.write_text(change(sums.read_text()))
+    assert words in host.check_locks(clone)
+
+
+def test_making_one_lock_anew_does_not_vouch_for_another_that_was_altered(clone, monkeypatch):
+    monkeypatch.setattr(host.shutil, "which", lambda *_args, **_more: "/usr/bin/uv")
+    (clone / LOCKS_DIR / "model.txt").write_text(TEXTS["model.txt"] + "# more\n")
+    (clone / LOCKS_DIR / "cpu-torch.txt").write_text("damaged\n")
+    written = host.write_locks(clone, ("cpu-torch",), lambda _: None)
+    assert [path.name for path in written] == ["cpu-torch.txt", SUMS_FILE]
+    found = host.check_locks(clone)
+    assert len(found) == 1 and found[0].startswith("docker/locks/model.txt is not what")
+
+
+def test_sha256sum_reads_the_list(clone):
+    argv = ["sha256sum", "--check", "--strict", "--quiet", SUMS_FILE]
+    assert subprocess.run(argv, cwd=clone / LOCKS_DIR, check=False).returncode == 0
 
 
 def test_the_base_is_named_with_its_digest_or_said_not_to_be_pinned():
@@ -98,7 +162,7 @@ def test_wrong_names_and_a_missing_resolver_are_one_line(clone, monkeypatch):
 
 def test_the_command_checks_and_plans_without_a_network(clone, capsys):
     assert cli.lock(check=True) == 0
-    assert capsys.readouterr().out == "every lock is of the pins\n"
+    assert capsys.readouterr().out == "every lock is of the pins, and as it was written\n"
     (clone / LOCKS_DIR / "model.txt").unlink()
     assert cli.lock(check=True, json=True) == 1
     printed = json.loads(capsys.readouterr().out)

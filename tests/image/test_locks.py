@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sm86.image.lock_sums import SUMS_FILE
 from sm86.image.locks import (
     COMPILER,
     LOCKS_DIR,
@@ -35,7 +36,7 @@ def text_of(name: str) -> str:
 
 def test_the_files_in_the_repository_are_the_locks_and_no_others():
     files = {path.name for path in (ROOT / LOCKS_DIR).iterdir()}
-    assert files == {lock.file for lock in LOCKS} | {"cpu-torch.txt", "native-source.txt", "base.txt"}
+    assert files == {lock.file for lock in LOCKS} | {"cpu-torch.txt", "native-source.txt", "base.txt", SUMS_FILE}
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
