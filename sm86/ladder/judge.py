@@ -98,7 +98,8 @@ def of_bench(record: Record, rung: Rung) -> Cause | None:
         text = window.text if window else "the record has no verdict on it"
         return Cause(c.WINDOW, text, "give more decode tokens (--decode-tokens), or leave the machine to the server")
     shown = {name: verdicts[name].state for name in COHERENCE if name in verdicts}
-    if "pass" not in (shown.get(COHERENCE[0]), shown.get(COHERENCE[2])) or "not seen" in shown.values():
+    needed = (COHERENCE[0], COHERENCE[2]) if rung.envelope.writes_text else (COHERENCE[1],)
+    if "pass" not in [shown.get(name) for name in needed] or "not seen" in shown.values():
         told = "; ".join(f"{name}: {verdicts[name].text}" for name in shown if shown[name] != "pass")
         return Cause(c.INCOHERENT, f"coherence was not shown: {told or 'no verdict'}", _INCOHERENT_MEND)
     comparison = verdicts.get(COMPARISON)

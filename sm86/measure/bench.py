@@ -67,7 +67,7 @@ def run(
     lengths = [timeline.prompt_tokens for timeline in measured[0]]
     verdicts = (
         window_verdict(repeats, left_out),
-        judge.text(alone, measured, prose),
+        judge.text(alone, measured, prose, envelope.writes_text),
         judge.log_probabilities(alone, prose),
         judge.known_answers([prompt.facts for prompt in made], alone, measured),
         judge.same_prompt(same, plan.sequences),

@@ -26,6 +26,8 @@ CACHE = "prefix cache"
 GATES = (WINDOW, TEXT, LOGITS, ANSWERS)
 """Without these there is no coherent measurement: each must pass, or not apply."""
 
+RANDOM = "the checkpoint is random: it writes no text"
+
 SAME_TOKENS = 16
 
 FIRM = 0.6
@@ -34,9 +36,14 @@ may turn a tie, which is no fault."""
 
 
 def is_good(verdicts: Sequence[Verdict]) -> bool:
-    """Measured and coherent: every gate passes or does not apply, and text or answers really pass."""
+    """Measured and coherent: every gate passes or does not apply, and text or answers really pass.
+
+    A random checkpoint can show neither; there the log probabilities must really pass.
+    """
     states = {verdict.name: verdict.state for verdict in verdicts}
     shown = "pass" in (states.get(TEXT), states.get(ANSWERS))
+    if Verdict(TEXT, "not applicable", RANDOM) in verdicts:
+        shown = states.get(LOGITS) == "pass"
     return shown and all(states.get(gate) in ("pass", "not applicable") for gate in GATES)
 
 
@@ -50,14 +57,19 @@ class Prose:
     refused: str = ""
 
 
-def text(alone: Sequence[Timeline], measured: Sequence[Sequence[Timeline]], prose: Prose) -> Verdict:
+def text(
+    alone: Sequence[Timeline], measured: Sequence[Sequence[Timeline]], prose: Prose, writes_text: bool = True
+) -> Verdict:
     """Statistics of the prose written at N, and of the measured text as far as the model would have written it.
 
     alone: one per sequence; measured: per repeat, one per sequence. The measured text is forced to its length, so
     only as many tokens of it count as the same prompt gave alone before its natural end. What the model does alone
     as well is its habit: faulty prose where the same request is faulty alone, and loops of greedy text where greedy
-    text alone goes into loops. Where nothing is sound the check does not pass.
+    text alone goes into loops. Where nothing is sound the check does not pass. writes_text: False for a random
+    checkpoint, which has no text to judge.
     """
+    if not writes_text:
+        return Verdict(TEXT, "not applicable", RANDOM)
     faults: list[str] = []
     short: list[str] = []
     habits: set[int] = set()

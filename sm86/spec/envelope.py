@@ -124,6 +124,11 @@ class Envelope:
     def uses_gpu(self) -> bool:
         return self.engine == "cuda"
 
+    @property
+    def writes_text(self) -> bool:
+        """False for proofs: they serve random checkpoints, whose tokens are no language."""
+        return self.status != "proof"
+
     def digest(self) -> str:
         """First 16 hex digits of the SHA-256 over everything that shapes the server (not title, rules or results)."""
         shape = {

@@ -11,6 +11,7 @@ from sm86.ladder import cause as c
 from sm86.ladder import judge
 from sm86.ladder.rungs import CONTEXT, rungs
 from sm86.record import Verdict
+from sm86.spec import load_envelope
 from tests.ladder.hands import GOOD, failure, measured, record, verified
 
 RUNG = rungs(CONTEXT)[0]
@@ -151,3 +152,13 @@ def test_a_cause_survives_its_json() -> None:
     for bad in (3, {}, {**found.to_json(), "text": 3}, replace(found).to_json() | {"evidence": [1]}):
         with pytest.raises((KeyError, TypeError, ValueError)):
             c.from_json(bad)
+
+
+def test_a_proof_with_a_random_checkpoint_is_held_to_its_log_probabilities() -> None:
+    proof = replace(RUNG, envelope=load_envelope("sm86-proof"))
+    both = [
+        Verdict(name, "not applicable", "does not apply") for name in ("coherence: text", "coherence: known answers")
+    ]
+    assert judge.of_bench(bench(*both), proof) is None
+    lost = judge.of_bench(bench(*both, Verdict("coherence: log probabilities", "not applicable", "none")), proof)
+    assert lost is not None and lost.kind == c.INCOHERENT

@@ -226,3 +226,11 @@ def test_gates():
         Verdict(v.name, "not applicable" if v.name in (judge.TEXT, judge.ANSWERS) else "pass", "") for v in good
     ]
     assert not judge.is_good(nothing_shown)
+
+
+def test_a_random_checkpoint_is_good_by_its_log_probabilities():
+    noise = judge.text([said(LOOP)], [[said(LOOP)]], prose_of(LOOP), writes_text=False)
+    assert (noise.state, noise.text) == ("not applicable", judge.RANDOM)
+    others = [Verdict(judge.WINDOW, "pass", ""), Verdict(judge.ANSWERS, "not applicable", "")]
+    for state, fine in (("pass", True), ("fail", False), ("not seen", False), ("not applicable", False)):
+        assert judge.is_good([noise, *others, Verdict(judge.LOGITS, state, "")]) is fine
