@@ -29,6 +29,7 @@ def activate(platform: Any) -> None:
     capability = (found.major, found.minor) if found is not None else None
     if not applies_to(capability, chosen):
         return
+    from sm86.backend.hooks import shared_gpu
     from sm86.backend.hooks.catalogue import HOOKS
     from sm86.backend.hooks.hook import verify
     from sm86.backend.hooks.install import install, installed, read_source
@@ -43,12 +44,15 @@ def activate(platform: Any) -> None:
     if unknown:
         raise Refused(f"SM86_TEST_WITHOUT_HOOKS names no hook: {', '.join(sorted(unknown))}", "unset it")
     number = vllm_version()
-    verify(HOOKS, number, read_source)
+    known = (*shared_gpu.HOOKS, *HOOKS) if chosen.share_gpu else HOOKS
+    verify(known, number, read_source)
+    if chosen.share_gpu:
+        shared_gpu.prepare()
     if chosen.force:
         from sm86.backend.force import pretend_sm86
 
         pretend_sm86(platform)
-    hooks = tuple(hook for hook in HOOKS if hook.name not in chosen.without)
+    hooks = tuple(hook for hook in known if hook.name not in chosen.without)
     install(hooks)
     report("active", True)
     report("vllm", number)
@@ -58,3 +62,5 @@ def activate(platform: Any) -> None:
     report("hooks", [hook.name for hook in hooks])
     if chosen.without:
         report("left_out_for_a_test", list(chosen.without))
+    if chosen.share_gpu:
+        report("gpu_shared_for_a_test", True)

@@ -19,6 +19,7 @@ class Settings:
     dispatch_debug: CUDAGRAPH_DISPATCH_DEBUG; spec_debug: SPEC_CUDAGRAPH_DEBUG, draft steps to print.
     deterministic_moe: SM86_DETERMINISTIC_MOE: the routed experts in a fixed order, slow, for tests that compare bits.
     host_allreduce: SM86_HOST_ALLREDUCE, "auto", "1" or "0": all-reduce through host memory.
+    share_gpu: SM86_TEST_SHARE_GPU: all ranks on one GPU, to test tensor parallel; wants force and host_allreduce "1".
     without: names of hooks left out, for tests that show what a hook is for; serving with it is wrong.
     """
 
@@ -29,6 +30,7 @@ class Settings:
     without: tuple[str, ...] = ()
     host_allreduce: str = "auto"
     deterministic_moe: bool = False
+    share_gpu: bool = False
 
 
 def _flag(environment: Mapping[str, str], name: str) -> bool:
@@ -50,14 +52,22 @@ def read(environment: Mapping[str, str]) -> Settings:
     if reduce not in ("auto", "1", "0"):
         raise Refused(f"SM86_HOST_ALLREDUCE={reduce!r} is unknown", "set it to auto, 1 or 0, or unset it")
     names = environment.get("SM86_TEST_WITHOUT_HOOKS", "")
+    force, share = _flag(environment, "SM86_FORCE"), _flag(environment, "SM86_TEST_SHARE_GPU")
+    if share and not force:
+        raise Refused("SM86_TEST_SHARE_GPU=1 is for proofs alone, and SM86_FORCE is not 1", "unset it")
+    if share and reduce != "1":
+        raise Refused(
+            f"SM86_TEST_SHARE_GPU=1 has no NCCL, and SM86_HOST_ALLREDUCE is {reduce}", "set SM86_HOST_ALLREDUCE=1"
+        )
     return Settings(
-        force=_flag(environment, "SM86_FORCE"),
+        force=force,
         indexer_query=query,
         dispatch_debug=_flag(environment, "CUDAGRAPH_DISPATCH_DEBUG"),
         spec_debug=int(draft),
         without=tuple(name for name in names.split(",") if name),
         host_allreduce=reduce,
         deterministic_moe=_flag(environment, "SM86_DETERMINISTIC_MOE"),
+        share_gpu=share,
     )
 
 

@@ -259,6 +259,7 @@ _BACKEND_NAMES = (
     "SM86_COLLECTIVES_LIBRARY",
     "SM86_DETERMINISTIC_MOE",
     "SM86_NATIVE_LIBRARY",
+    "SM86_TEST_SHARE_GPU",
     "SM86_TEST_WITHOUT_HOOKS",
 )
 """Read by the vLLM plugin in the engine's processes (docs/backend.md)."""

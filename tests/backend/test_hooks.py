@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sm86.backend.hooks import install as installing
+from sm86.backend.hooks import shared_gpu
 from sm86.backend.hooks.catalogue import HOOKS
 from sm86.backend.hooks.hook import Expected, Hook, faults_of, verify
 from sm86.backend.hooks.source import digest, imported_names, segment
@@ -55,10 +56,10 @@ def wheel() -> Callable[[str], str | None]:
 
 
 def test_every_hook_knows_the_wheel(wheel: Callable[[str], str | None]) -> None:
-    verify(HOOKS, "0.26.0", wheel)
+    verify((*shared_gpu.HOOKS, *HOOKS), "0.26.0", wheel)
 
 
-@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.name)
+@pytest.mark.parametrize("hook", (*shared_gpu.HOOKS, *HOOKS), ids=lambda hook: hook.name)
 def test_a_changed_function_is_noticed(hook: Hook, wheel: Callable[[str], str | None]) -> None:
     for item in hook.expects:
         text = wheel(item.module)

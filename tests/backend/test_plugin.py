@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import os
 import re
 import sys
 import types
@@ -123,6 +124,28 @@ def test_a_start_that_was_refused_stays_refused(vllm, monkeypatch: pytest.Monkey
             sm86.backend.register()
 
 
+def test_a_shared_gpu_brings_its_hooks_first_and_says_so(
+    vllm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sm86.backend import force
+    from sm86.backend.hooks import hook, shared_gpu
+
+    vllm(Platform(True, (9, 0)), "0.26.0")
+    verified: list[str] = []
+    for name in shared_gpu.ENVIRONMENT:
+        monkeypatch.setenv(name, "unset")
+    monkeypatch.setattr(hook, "verify", lambda hooks, version, read: verified.extend(one.name for one in hooks))
+    monkeypatch.setattr(force, "pretend_sm86", lambda platform: None)
+    monkeypatch.setattr(plugin, "settings", lambda: Settings(force=True, host_allreduce="1", share_gpu=True))
+    sm86.backend.register()
+    out = capsys.readouterr().out
+    assert "[sm86] backend gpu_shared_for_a_test=true\n" in out
+    finder = installing.installed()
+    assert finder is not None and [one.name for one in finder.hooks] == verified
+    assert verified.index("shared-gpu-communicator") < verified.index("host-allreduce"), "which stands ahead of it"
+    assert os.environ["VLLM_DISABLE_PYNCCL"] == "1"
+
+
 def test_an_unknown_hook_to_leave_out_is_refused(vllm, monkeypatch: pytest.MonkeyPatch) -> None:
     vllm(Platform(True, (8, 6)), "0.26.0")
     monkeypatch.setattr(plugin, "settings", lambda: Settings(without=("routed_experts",)))
@@ -172,4 +195,5 @@ def test_the_launcher_knows_every_name_that_the_backend_reads() -> None:
     assert named <= KNOWN_SM86_NAMES | set(BY_NAME)
     # what a user may set reaches a container; what is for tests of the backend does not
     assert {"SM86_FORCE", "SM86_INDEXER_QUERY", "SM86_HOST_ALLREDUCE"} <= set(PASS_THROUGH_NAMES)
-    assert not {"SM86_TEST_WITHOUT_HOOKS", "SM86_DETERMINISTIC_MOE"} & set(PASS_THROUGH_NAMES)
+    tests = {"SM86_TEST_WITHOUT_HOOKS", "SM86_TEST_SHARE_GPU", "SM86_DETERMINISTIC_MOE"}
+    assert tests <= KNOWN_SM86_NAMES and not tests & set(PASS_THROUGH_NAMES)

@@ -224,6 +224,11 @@ def test_a_plugin_with_parts_left_out_for_a_test_is_a_finding():
     assert of(log, "attention-backend") == "fail"
 
 
+def test_ranks_that_shared_a_gpu_are_a_finding():
+    log = good() + "(Worker_TP0 pid=4301) [sm86] backend gpu_shared_for_a_test=true\n"
+    assert of(good(), "tensor-parallel") == "pass" and of(log, "tensor-parallel") == "fail"
+
+
 def test_dispatch_diagnostics_that_are_off_do_not_apply():
     off = {"value": "0", "state": "effective", "why": "off"}
     assert of(good(override__CUDAGRAPH_DISPATCH_DEBUG=off), "dispatch") == "not applicable"

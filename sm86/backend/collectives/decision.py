@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sm86.backend.collectives.plan import Plan, takes
+from sm86.backend.collectives.plan import Plan, candidates, takes
 from sm86.backend.collectives.trial import Times, fastest
 from sm86.manifest import Value
 
@@ -62,10 +62,11 @@ class Choice:
     table: tuple[Row, ...] = ()
 
     def plan_for(self, size: int) -> Plan | None:
-        """The plan for a message: that of the next larger size that was timed. None: NCCL."""
+        """The plan for a message: that of the next larger size that was timed or planned. None: NCCL."""
         if self.way != HOST or not takes(size):
             return None
-        timed = next((row.size for row in self.table if size <= row.size), None)
+        known = [row.size for row in self.table] or sorted(self.plans)
+        timed = next((one for one in known if size <= one), None)
         return None if timed is None else self.plans.get(timed)
 
 
@@ -103,6 +104,17 @@ def choose(mode: str, world: int, table: Mapping[int, Mapping[str, Times]], nccl
     if lost:
         reason += f"; NCCL stays at {', '.join(map(str, lost))}"
     return Choice(mode, HOST, reason, taken, tuple(rows))
+
+
+def untimed(mode: str, world: int, sizes: Sequence[int]) -> Choice:
+    """Host memory for every size without a timing, where there is no other way: the algorithms in turn, so that a run
+    meets more than one of them."""
+    plans = {}
+    for place, size in enumerate(sorted(sizes)):
+        first = {plan.algorithm: plan for plan in reversed(candidates(size, world))}
+        algorithms = sorted(first)
+        plans[size] = first[algorithms[place % len(algorithms)]]
+    return Choice(mode, HOST, "there is no other way; nothing was timed", plans)
 
 
 def sizes_of(hidden: int, element: int, tokens: Sequence[int], most: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm86.backend.collectives import trial
 from sm86.backend.collectives.communicator import HostAllReduce
-from sm86.backend.collectives.decision import HOST, NCCL, Choice, choose, declined
+from sm86.backend.collectives.decision import HOST, NCCL, Choice, choose, declined, untimed
 from sm86.backend.collectives.exchange import Exchange
 from sm86.backend.collectives.failure import STOPPED_WORDS as STOPPED
 from sm86.backend.collectives.failure import CollectiveFailed, SetupFailed
@@ -85,7 +85,7 @@ def start(
     exchange: Exchange,
     device: int,
     sizes: Sequence[int],
-    nccl: trial.Reduce,
+    nccl: trial.Reduce | None,
     ubatches: bool = False,
     environment: Mapping[str, str] = os.environ,
     make: Callable[..., HostAllReduce] = HostAllReduce,
@@ -94,7 +94,7 @@ def start(
     """The group's way of reducing. Collective; never raises for what one rank lacks: NCCL takes over on all.
 
     sizes: bytes of the envelope's decode messages (may be empty: nothing is timed, nothing chosen in auto).
-    nccl: the other way, to be timed.
+    nccl: the other way, to be timed; None: there is none, and nothing is timed (ranks that take turns on one GPU).
     """
     speaks = exchange.rank == 0
     facts = exchange.gather(
@@ -130,8 +130,11 @@ def _decide_without_gpu(mode: str, facts: Sequence[Mapping[str, Any]]) -> Choice
     return Choice(mode, NCCL, reason) if reason else None
 
 
-def _try_out(mode: str, exchange: Exchange, reduce: HostAllReduce, sizes: Sequence[int], nccl: trial.Reduce) -> Choice:
+def _try_out(
+    mode: str, exchange: Exchange, reduce: HostAllReduce, sizes: Sequence[int], nccl: trial.Reduce | None
+) -> Choice:
     wrong, broken = None, None
+    begin = time.monotonic()
     try:
         wrong = trial.check_values(reduce, sorted({1024, *sizes, MAX_BYTES}))
     except RuntimeError as failed:
@@ -148,6 +151,10 @@ def _try_out(mode: str, exchange: Exchange, reduce: HostAllReduce, sizes: Sequen
         return Choice(mode, NCCL, f"the value check failed: {text}")
     if not sizes:
         return Choice(mode, NCCL, f"no decode message lies between {MIN_BYTES} and {MAX_BYTES} bytes")
+    if nccl is None:
+        if exchange.rank == 0:
+            say("value_check_s", round(time.monotonic() - begin, 1))
+        return untimed(mode, exchange.world, sizes)
     table = trial.best_plans(reduce, sizes, {NCCL: nccl})
     # a rank's own clock made no choice: the times are the slowest rank's, shared by all
     return choose(mode, exchange.world, table)
@@ -158,7 +165,7 @@ def _report(choice: Choice, facts: Sequence[Mapping[str, Any]], reduce: HostAllR
     say("ranks", len(facts))
     say("peer_access", any(fact["peer_access"] for fact in facts))
     if reduce is not None:
-        if choice.table or "value check" in choice.reason:
+        if choice.table or choice.way == HOST or "value check" in choice.reason:
             say("values", "not equal" if "value check" in choice.reason else "equal to the last bit")
         say("timeout_s", reduce.timeout_s)
     for row in choice.table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sm86.backend.hooks.hook import Expected, Hook
+from sm86.backend.refusal import Refused
 
 
 def is_tensor_parallel(unique_name: str) -> bool:
@@ -28,26 +29,43 @@ def _group_reduce(communicator: Any) -> Any:
     """What serves this communicator's group, None for groups that are left alone."""
     from torch.distributed import ProcessGroup
 
+    from sm86.backend.settings import settings
+
     nccl = communicator.pynccl_comm
-    if not is_tensor_parallel(communicator.unique_name) or nccl is None or nccl.disabled:
+    if not is_tensor_parallel(communicator.unique_name) or not isinstance(communicator.cpu_group, ProcessGroup):
         return None
-    if not isinstance(communicator.cpu_group, ProcessGroup):
+    # ranks that share a GPU have no NCCL, and nothing to compare with
+    shared = settings().share_gpu
+    if not shared and (nccl is None or nccl.disabled):
         return None
     from vllm.config import get_current_vllm_config_or_none
 
     from sm86.backend.collectives.exchange import GroupExchange
     from sm86.backend.collectives.startup import start
-    from sm86.backend.settings import settings
 
     config = get_current_vllm_config_or_none()
-    return start(
+    group = start(
         settings().host_allreduce,
         GroupExchange(communicator.cpu_group),
         communicator.device.index,
         decode_sizes(config),
-        nccl.all_reduce,
+        None if shared else nccl.all_reduce,
         ubatches=config is not None and config.parallel_config.use_ubatching,
     )
+    if shared:
+        require_host(group.choice)
+    return group
+
+
+def require_host(choice: Any) -> None:
+    """Raise Refused, on every rank, unless small all-reduces go by host memory: graphs have no other way then."""
+    from sm86.backend.collectives.decision import HOST
+
+    if choice.way != HOST:
+        raise Refused(
+            f"SM86_TEST_SHARE_GPU=1 needs the host all-reduce, which does not serve: {choice.reason}",
+            "mend what the reason names, or unset SM86_TEST_SHARE_GPU",
+        )
 
 
 def _apply(module: Any) -> None:

@@ -52,6 +52,13 @@ def tensor_parallel(case: Case) -> Finding:
     wanted = case.envelope.serve.tensor_parallel
     entry, engine = case.entry("tensor_parallel"), case.engine
     workers = case.boot.all(ev.WorkerStarted)
+    shared = case.boot.reported("backend", "gpu_shared_for_a_test")
+    if shared and case.envelope.status != "proof":
+        return failed(
+            "the ranks shared one GPU, which is for proofs of the code path alone",
+            "start the server without SM86_TEST_SHARE_GPU",
+            first_lines(shared),
+        )
     said = case.config("tensor_parallel_size")
     if said is not None and said != str(wanted):
         return failed(

@@ -53,6 +53,7 @@ def run(
     out_of_memory_on: int = -1,
     fails: bool = False,
     untimed: bool = False,
+    alone: bool = False,
     nccl_us: float = 50.0,
     sizes: tuple[int, ...] = (8192, 32768),
     world: int = 3,
@@ -70,6 +71,7 @@ def run(
     monkeypatch.setattr(trial, "check_values", check_values)
 
     def best_plans(reduce: Any, sizes: Any, other: Any) -> Any:
+        assert not alone, "nothing to compare with"
         if untimed:
             raise RuntimeError("CUDA error: out of memory")
         return {size: times(size, world, 10, nccl_us) for size in sizes}
@@ -86,7 +88,8 @@ def run(
         local.rank = rank
         exchange = SocketExchange(tmp_path / "meet", rank, world)
         asked = (modes or {}).get(rank, mode)
-        group = startup.start(asked, exchange, rank, sizes, print, environment={}, make=make)  # type: ignore[arg-type]
+        nccl: Any = None if alone else print
+        group = startup.start(asked, exchange, rank, sizes, nccl, environment={}, make=make)  # type: ignore[arg-type]
         exchange.close()
         return group, made.get(rank)
 
@@ -145,6 +148,24 @@ def test_one_in_spite_of_nccl(
 ) -> None:
     results = run(tmp_path, monkeypatch, mode="1", nccl_us=5.0, peer_on=0)
     assert said(capsys)["choice"] == "host" and all(group.choice.way == "host" for group, _ in results)
+
+
+def test_without_nccl_nothing_is_timed_and_every_size_goes_by_host_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = run(tmp_path, monkeypatch, mode="1", alone=True)
+    lines = said(capsys)
+    assert lines["choice"] == "host" and lines["values"] == "equal to the last bit" and "measured" not in lines
+    assert "nothing was timed" in lines["reason"] and set(lines["sizes"]) == {"8192", "32768"}
+    assert len({str(group.choice) for group, _ in results}) == 1
+
+
+@pytest.mark.parametrize("changes", [{"wrong_on": 1}, {"fails": True}, {"out_of_memory_on": 0}, {"sizes": ()}])
+def test_without_nccl_a_fault_is_still_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], changes: dict[str, Any]
+) -> None:
+    assert all(group.choice.way == "nccl" for group, _ in run(tmp_path, monkeypatch, mode="1", alone=True, **changes))
+    assert said(capsys)["choice"] == "nccl"
 
 
 def test_a_failure_while_serving_is_told_and_ends_the_worker(capsys: pytest.CaptureFixture[str]) -> None:
