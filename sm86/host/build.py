@@ -25,12 +25,15 @@ from sm86.image.failures import BuildFailed, classify
 from sm86.image.git_facts import UNKNOWN, head_revision
 from sm86.image.lock_check import BASE_FILE, locked_base
 from sm86.image.locks import LOCKS_DIR, PYTHONS, files_of, sbom_lock
-from sm86.image.names import OFFLINE_BASE, TARGETS, VARIANTS, image_name
+from sm86.image.names import OFFLINE_BASE, TARGETS, VARIANTS, image_name, is_image_name
 from sm86.image.pip_settings import portable_config
 from sm86.image.progress import Progress
 
 NEEDED_BYTES = {"cpu": 8_000_000_000, "wheel": 20_000_000_000, "native": 24_000_000_000}
 """Free bytes that a first build needs at the engine's root, with its cache of finished steps: by variant, or "cpu"."""
+
+VARIANT_LABEL = "sm86.variant"
+"""The Dockerfile's label that tells the variants of the GPU image apart; both have one name."""
 
 CA_BUNDLES = ("SM86_CA_BUNDLE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
 SYSTEM_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
@@ -91,13 +94,14 @@ class Built:
 def plan(request: Request, root: Path, docker: DockerGateway, say: Say) -> Plan:
     """Decide everything; asks the engine, git, pip and, without --offline-base, the registry. Changes nothing.
 
-    Raises CouldNotRun: unknown target or variant, not a checkout of the product, locks that are not of the pins,
-    no client that can build, no such folder.
+    Raises CouldNotRun: unknown target or variant, a wish that the target cannot have, not a checkout of the product,
+    locks that are not of the pins, no client that can build, no such folder.
     """
     if request.target not in TARGETS:
         raise refused_target(request.target)
     if request.variant not in VARIANTS:
         raise CouldNotRun(f"there is no variant {request.variant!r}", f"the variants are: {', '.join(VARIANTS)}")
+    _refuse_wishes(request)
     if not (root / DOCKERFILE).is_file():
         raise CouldNotRun(f"there is no {DOCKERFILE} in {root}", "run it in the folder of a clone of this repository")
     variant = request.variant if request.target == "gpu" else ""
@@ -106,6 +110,7 @@ def plan(request: Request, root: Path, docker: DockerGateway, say: Say) -> Plan:
     settings = local_wheels.pip_settings()
     base, must_make, notes = _choose_base(request, root, docker, say)
     rev, dirty = git_state(root)
+    notes = (*notes, *_revision_notes(root, rev, dirty))
     build = Build(
         target=request.target,
         image=request.image or image_name(request.target),
@@ -132,7 +137,7 @@ def build(the: Plan, root: Path, docker: DockerGateway, say: Say) -> Built:
     Raises BuildFailed with the failing step's last words, CouldNotRun for a disk that is too small.
     """
     began = time.monotonic()
-    require_space(docker, the.build.variant or the.build.target, first=docker.image(the.build.image) is None)
+    require_space(docker, the.build.variant or the.build.target, _is_first(docker, the.build))
     if the.make_base:
         base_image.make_base(the.client.program, say)
     if the.build.target == "cpu":
@@ -170,6 +175,35 @@ def build(the: Plan, root: Path, docker: DockerGateway, say: Say) -> Built:
 def refused_target(target: str) -> CouldNotRun:
     """What a person is told who names a target that the Dockerfile does not have."""
     return CouldNotRun(f"there is no target {target!r}", f"the targets are: {', '.join(TARGETS)}")
+
+
+def _refuse_wishes(request: Request) -> None:
+    """What would be passed over in silence, or refused by docker in its own words, is refused here."""
+    if request.image and not is_image_name(request.image):
+        raise CouldNotRun(
+            f"{request.image!r} is no name for an image", "give one in lower case, such as sm86-vllm:mine"
+        )
+    if request.cubin and request.target != "gpu":
+        raise CouldNotRun("--cubin is for the gpu image", "leave it out, or build --target gpu")
+    if request.wheels and request.target != "cpu":
+        raise CouldNotRun(
+            "--wheels is for the cpu image, whose torch is not on the usual index", "leave it out, or --target cpu"
+        )
+
+
+def _revision_notes(root: Path, rev: str, dirty: bool | None) -> tuple[str, ...]:
+    # without the git command the build reads the same files
+    if not rev and head_revision(root / ".git") == UNKNOWN:
+        return ("git does not say which revision this is: `image.check` will refuse the image; build from a git clone",)
+    if dirty:
+        return (f"files differ from revision {rev[:12]}: `image.check` will refuse the image; commit them first",)
+    return ()
+
+
+def _is_first(docker: DockerGateway, build: Build) -> bool:
+    """Whether hardly a step of this build can be there already: no image, one of the other variant, or no cache."""
+    there = docker.image(build.image)
+    return there is None or build.no_cache or there.labels.get(VARIANT_LABEL, "") != build.variant
 
 
 def git_state(root: Path) -> tuple[str, bool | None]:

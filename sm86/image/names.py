@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from sm86.spec.load import load_pins
 
 TARGETS = ("gpu", "cpu")
@@ -18,6 +20,14 @@ OFFICIAL_BASE = "python:3.12.12-slim-bookworm"
 
 OFFLINE_BASE = "sm86-base:bookworm"
 """The base image made from Debian packages where none does; Debian's own Python."""
+
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_NAME = re.compile(rf"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::\d+)?/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?", re.ASCII)
+
+
+def is_image_name(name: str) -> bool:
+    """Whether an image can be given this name: registry and port, path in lower case, tag. Source: Docker's grammar."""
+    return _NAME.fullmatch(name) is not None
 
 
 def target_of(engine: str) -> str:

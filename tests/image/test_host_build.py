@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from sm86.host import base as base_image
 from sm86.host import build as host
 from sm86.host import builder
 from sm86.host.containers import EngineFacts, ImageFacts
+from sm86.image.arguments import Build
 from sm86.image.failures import BuildFailed
 from sm86.image.lock_check import base_lock
 from sm86.image.lock_sums import SUMS_FILE, sums_text
@@ -137,6 +138,8 @@ def test_a_changed_file_is_said_and_one_outside_the_image_is_not(clone, engine, 
     assert host.git_state(clone)[1] is False
     (clone / "sm86" / "new.py").write_text("")
     assert host.git_state(clone)[1] is True
+    monkeypatch.setenv("SM86_DOCKER", str(program(tmp_path / "b" / "docker", "Docker version 28.0.0", True)))
+    assert "files differ from revision" in host.plan(host.Request("cpu"), clone, engine, said([])).notes[-1]
     monkeypatch.setenv("PATH", str(tmp_path))
     rev, dirty = host.git_state(clone)
     assert (rev, dirty) == ("", None), "without git the build itself reads the revision and compares the files"
@@ -237,7 +240,7 @@ def test_the_base_is_pinned_by_digest_where_the_lock_has_one(clone, engine, monk
     asked: list[str] = []
     monkeypatch.setattr(base_image, "registry_answers", lambda name: bool(asked.append(name)) or True)
     the = host.plan(host.Request("cpu"), clone, engine, said([]))
-    assert (the.build.base, the.notes, asked) == (pinned, (), [pinned])
+    assert (the.build.base, asked) == (pinned, [pinned]) and not any("pinned" in note for note in the.notes)
 
 
 def test_a_registry_that_accepts_and_says_nothing_is_not_waited_for(monkeypatch):
@@ -256,6 +259,33 @@ def test_each_variant_says_what_it_needs(clone, engine, tmp_path, monkeypatch, v
     with pytest.raises(CouldNotRun, match=f"^{needed / 1e9:.0f} GB are needed"):
         host.require_space(engine, variant, first=True)
     host.require_space(engine, variant, first=False)
+
+
+def test_what_is_there_of_another_build_saves_no_space(engine, monkeypatch):
+    """Both variants have one name, and without the cache every step is made again."""
+    rig = Build(target="gpu", image="sm86-vllm:0.26.0", base="b", variant="native")
+    assert host._is_first(engine, rig)
+    for label, again in (("native", False), ("wheel", True)):
+        there = ImageFacts("sha256:abc", (), {"sm86.variant": label}, 1, "")
+        monkeypatch.setattr(engine, "image", lambda _, there=there: there)
+        assert host._is_first(engine, rig) is again
+    monkeypatch.setattr(engine, "image", lambda _: ImageFacts("sha256:abc", (), {}, 1, ""))
+    cpu = Build(target="cpu", image=IMAGE, base="b")
+    assert not host._is_first(engine, cpu) and host._is_first(engine, replace(cpu, no_cache=True))
+    assert f'{host.VARIANT_LABEL}="${{VARIANT}}"' in (ROOT / "docker/Dockerfile").read_text()
+
+
+@pytest.mark.parametrize(
+    ("wishes", "what"),
+    [
+        ({"target": "cpu", "cubin": True}, "--cubin is for the gpu image"),
+        ({"target": "gpu", "wheels": "/tmp"}, "--wheels is for the cpu image"),
+        ({"target": "cpu", "image": "Bad Name"}, "'Bad Name' is no name for an image"),
+    ],
+)
+def test_a_wish_that_would_be_passed_over_is_refused(clone, engine, wishes, what):
+    with pytest.raises(CouldNotRun, match=what):
+        host.plan(host.Request(**wishes), clone, engine, said([]))
 
 
 def test_wrong_wishes_are_one_line(clone, engine, monkeypatch, tmp_path):

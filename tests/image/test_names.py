@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sm86.image.context import DOCKERFILE, SOURCES
-from sm86.image.names import OFFICIAL_BASE, image_name, target_of
+from sm86.image.names import OFFICIAL_BASE, OFFLINE_BASE, image_name, is_image_name, target_of
 from sm86.spec import load_envelope
 from sm86.spec.load import load_pins
 
@@ -23,6 +23,20 @@ def test_an_image_is_named_after_the_vllm_inside():
     assert image_name("gpu") == f"sm86-vllm:{load_pins().version('vllm')}"
     assert image_name("cpu") == f"sm86-vllm-cpu:{load_pins().version('cpu-vllm')}"
     assert (target_of("cuda"), target_of("cpu")) == ("gpu", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        *((name, True) for name in (OFFICIAL_BASE, OFFLINE_BASE, "a", "a/b_c:V1", "host:5000/a/b:1", "Host.example/a")),
+        *(
+            (name, False)
+            for name in ("", "Bad", "bad name", "a:", ":1", "a//b", "a:b c", "-a", "a:1:2", "a\n", "--tag")
+        ),
+    ],
+)
+def test_what_docker_would_take_for_a_name(name, right):
+    assert is_image_name(name) is right
 
 
 def test_the_default_base_is_the_pinned_python():
