@@ -12,6 +12,7 @@ from sm86.spec import load_pins
 
 VERSION = 1
 SHOWN_CHANGES = 60
+SHOWN_PACKAGES = 20
 
 
 def check(image: str | None = None, target: str = "gpu", json: bool = False) -> int:
@@ -34,6 +35,7 @@ def check(image: str | None = None, target: str = "gpu", json: bool = False) -> 
             "image": name,
             "findings": [asdict(finding) for finding in findings],
             "libraries": facts.get("libraries"),
+            "packages": facts.get("packages"),
             "layers": around.layers,
         }
         print(json_module.dumps(values, indent=2))
@@ -44,6 +46,7 @@ def check(image: str | None = None, target: str = "gpu", json: bool = False) -> 
         if finding.state not in ("pass", "expected") and finding.mend:
             print(f"            mend: {finding.mend}")
     _show_libraries(facts.get("libraries") or {})
+    _show_packages(facts.get("packages"))
     _show_layers(around.history, around.layers)
     print("every check passes" if code == EXIT_OK else "something deviates: see above")
     return code
@@ -143,6 +146,24 @@ def _show_libraries(libraries: dict[str, dict[str, object]]) -> None:
         sass = {int(k): v for k, v in facts["sass"].items()}  # type: ignore[attr-defined]
         ptx = {int(k): v for k, v in facts["ptx"].items()}  # type: ignore[attr-defined]
         print(f"  {int(str(facts['bytes'])) / 1e6:9.1f} MB  {name}: {Architectures(sass, ptx, 0)}")
+
+
+def _show_packages(sizes: object) -> None:
+    """The largest packages, as they are in the image; `sizes`: bytes by name, in "python" and in "debian"."""
+    if not isinstance(sizes, dict) or "error" in sizes:
+        why = sizes["error"] if isinstance(sizes, dict) else "its probe tells none, rebuild it to see them"
+        print(f"  sizes of packages: not seen ({why})")
+        return
+    found = [
+        (size, name if kind == "python" else f"{name} ({kind.capitalize()})")
+        for kind, by_name in sizes.items()
+        for name, size in by_name.items()
+    ]
+    found.sort(reverse=True)
+    for size, name in found[:SHOWN_PACKAGES]:
+        print(f"  {size / 1e6:9.1f} MB  package {name}")
+    rest = found[SHOWN_PACKAGES:]
+    print(f"  {sum(size for size, _ in rest) / 1e6:9.1f} MB  {len(rest)} smaller packages (--json names each)")
 
 
 def _show_layers(history: tuple[str, ...], sizes: tuple[int, ...]) -> None:

@@ -40,6 +40,9 @@ class Engine:
     def image_history(self, name: str):
         return (("COPY", 5),)
 
+    def image_config(self, name: str):
+        return "1000:1000", ()
+
     def image_inside(self, name: str, argv: tuple[str, ...], within_s: float):
         if argv[0] == "cat":
             return (0, "{}", "") if self.has_papers else (1, "", "cat: no such file")
@@ -65,6 +68,28 @@ def test_a_listing_written_before_is_compared_like_its_image(engine, tmp_path, c
     assert cli.digest("there:1", json=True) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["tree_digest"] != digest and printed["files"] == 1
+
+
+def test_the_largest_packages_are_shown_and_all_are_in_the_json(engine, capsys):
+    sizes = {"python": {f"p{n}": 1_000_000 * n for n in range(30, 0, -1)}, "debian": {"gcc-12": 25_500_000}}
+    engine.facts = {**FACTS, "packages": sizes}
+    assert cli.check("there:1") == 1
+    shown = [
+        line.split("MB  ")[1] for line in capsys.readouterr().out.splitlines() if "package" in line and "MB" in line
+    ]
+    assert shown[:7] == [*(f"package p{n}" for n in (30, 29, 28, 27, 26)), "package gcc-12 (Debian)", "package p25"]
+    assert shown[-1] == f"{31 - cli.SHOWN_PACKAGES} smaller packages (--json names each)"
+    assert cli.check("there:1", json=True) == 1
+    assert json.loads(capsys.readouterr().out)["packages"] == sizes
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"), [(None, "not seen (its probe tells none"), ({"error": "OSError: x"}, "not seen (OSError: x)")]
+)
+def test_sizes_that_were_not_seen_are_said_so(engine, capsys, sizes, words):
+    engine.facts = {**FACTS, "packages": sizes}
+    cli.check("there:1")
+    assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from sm86.image.check.driver_stub import ensure_driver
 from sm86.image.check.jit import jit
 from sm86.image.check.registered import operators
 from sm86.image.check.serving import serving_imports
+from sm86.image.check.sizes import package_sizes
 
 SCHEMA = "sm86.image-facts"
 VERSION = 1
@@ -54,7 +55,7 @@ def facts() -> dict[str, Any]:
     """Everything the image check judges; plain JSON values. A fact that could not be had is {"error": text}."""
     build = _try(_build_record)
     # before anything is imported: some packages bring others along, which their import puts on the path
-    head, sbom = _head(build), _try(_sbom)
+    head, sbom, packages = _head(build), _try(_sbom), _try(package_sizes)
     gpu = build.get("target") == "gpu"
     # first, as it decides what vLLM's modules import; the other imports are of modules that are then loaded
     driver = _try(lambda: ensure_driver(Path(sysconfig.get_path("platlib")))) if gpu else None
@@ -73,6 +74,7 @@ def facts() -> dict[str, Any]:
         "operators": _try(operators) if gpu else None,
         "jit": _try(jit) if gpu else None,
         "sbom": sbom,
+        "packages": packages,
         "writable": _writable(),
         "manifests": _manifests(),
     }
