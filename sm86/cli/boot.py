@@ -13,6 +13,7 @@ from sm86.boot.state import MISSING
 from sm86.cli import boot_view
 from sm86.cli.engines import open_engine
 from sm86.cli.guard import whole_number
+from sm86.cli.intended import tell_intended
 from sm86.errors import EXIT_COULD_NOT_RUN, EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, CouldNotRun
 from sm86.spec import Envelope, load_envelope
 
@@ -48,8 +49,7 @@ def up(
     envelope = load_envelope(envelope_name)
     server = open_engine(envelope, engine, port, overrides, dry_run=dry_run)
     if dry_run:
-        print("\n".join(server.plan()))
-        return EXIT_OK
+        return tell_intended("up", server.plan(), json)
     before = server.state()
     if before.is_up:
         other = server.differs()

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sm86.cli.guard import require_values
+from sm86.cli.intended import tell_intended
 from sm86.doctor.as_json import report_to_json
 from sm86.doctor.facts import Rig
 from sm86.doctor.finding import Report
@@ -54,7 +55,7 @@ def doctor(
     if image and not probe:
         raise CouldNotRun("--image is where the probe runs, but there is no --probe", "give --probe as well")
     if dry_run:
-        return _dry_run(want, from_file, probe, image, bundle)
+        return tell_intended("doctor", _intended(want, from_file, probe, image, bundle), json)
     started, clock = datetime.now(UTC), time.monotonic()
     rig = read_rig(from_file) if from_file is not None else gather(spec, probe, image)
     report = judge(rig, want)
@@ -220,7 +221,7 @@ def known_names() -> set[str]:
     return {name for name in names if len(name) >= 3} - {"root", "user", "ubuntu", "debian", "localhost"}
 
 
-def _dry_run(want: Want, from_file: str | None, probe: bool, image: str | None, bundle: str | None) -> int:
+def _intended(want: Want, from_file: str | None, probe: bool, image: str | None, bundle: str | None) -> list[str]:
     lines = [
         f"judge for {want.envelope}: {want.ranks} GPUs of compute capability {want.capability[0]}.{want.capability[1]}"
     ]
@@ -234,8 +235,7 @@ def _dry_run(want: Want, from_file: str | None, probe: bool, image: str | None, 
         lines.append("copy host memory, for its bandwidth")
     if bundle is not None:
         lines.append(f"write {bundle}, redacted")
-    print("\n".join(lines))
-    return 0
+    return lines
 
 
 def summary(report: Report) -> str:

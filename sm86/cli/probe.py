@@ -15,6 +15,7 @@ from sm86.cli import boot_view
 from sm86.cli.bench import progress
 from sm86.cli.engines import open_engine
 from sm86.cli.guard import whole_number
+from sm86.cli.intended import tell_intended
 from sm86.errors import EXIT_FINDING, EXIT_OK, CheckFailed, CouldNotRun, printable
 from sm86.json_text import parse as parse_json
 from sm86.measure.api_key import read_api_key
@@ -73,7 +74,7 @@ def dispatch(
         return _tell_not_applicable(envelope, "dispatch", json)
     settings = ("CUDAGRAPH_DISPATCH_DEBUG=1",)
     if dry_run:
-        return _tell_plan(envelope, engine, port, settings, wanted)
+        return tell_intended("probe.dispatch", _intended(envelope, engine, port, settings, wanted), json)
     key = read_api_key(api_key_file)
     started, began = datetime.now(UTC), time.monotonic()
     boot = _boot(envelope, engine, port, settings, wanted, key)
@@ -115,7 +116,7 @@ def spec(
         return _tell_not_applicable(envelope, "spec", json)
     settings = (f"SPECULATIVE_CONFIG={drafts}", f"SPEC_CUDAGRAPH_DEBUG={DRAFT_LINES}", "CUDAGRAPH_DISPATCH_DEBUG=1")
     if dry_run:
-        return _tell_plan(envelope, engine, port, settings, wanted)
+        return tell_intended("probe.spec", _intended(envelope, engine, port, settings, wanted), json)
     key = read_api_key(api_key_file)
     started, began = datetime.now(UTC), time.monotonic()
     boot = _boot(envelope, engine, port, settings, wanted, key)
@@ -317,12 +318,14 @@ def _tell_not_applicable(envelope: Envelope, probe: str, json: bool) -> int:
     return EXIT_OK
 
 
-def _tell_plan(envelope: Envelope, engine: str, port: str | int | None, settings: Sequence[str], tokens: int) -> int:
+def _intended(
+    envelope: Envelope, engine: str, port: str | int | None, settings: Sequence[str], tokens: int
+) -> list[str]:
     server = open_engine(envelope, engine, port, settings, dry_run=True)
-    print(f"{envelope.name}: nothing was started; the probe would")
-    print(f"  1. boot it with {', '.join(settings)}")
-    for line in server.plan():
-        print(f"       {line}")
-    print(f"  2. decode {tokens} tokens of each of {envelope.serve.sequences} sequences")
-    print("  3. read its log, write a record, and bring it down")
-    return EXIT_OK
+    return [
+        f"{envelope.name}: nothing was started; the probe would",
+        f"  1. boot it with {', '.join(settings)}",
+        *(f"       {line}" for line in server.plan()),
+        f"  2. decode {tokens} tokens of each of {envelope.serve.sequences} sequences",
+        "  3. read its log, write a record, and bring it down",
+    ]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sm86.cli.bench import progress
 from sm86.cli.engines import open_engine
 from sm86.cli.guard import whole_number
+from sm86.cli.intended import tell_intended
 from sm86.errors import EXIT_FINDING, EXIT_OK, CheckFailed, CouldNotRun
 from sm86.record import Number, Record, Verdict, save
 from sm86.record.store import RESULTS_DIR
@@ -75,8 +76,7 @@ def capture(
         Path(out) if out is not None else place(Path(results_dir)) / envelope.name / f"{started:%Y%m%dT%H%M%SZ}-trace"
     )
     if dry_run:
-        print("\n".join(_plan_lines(envelope, server, profiler, shape, folder)))
-        return EXIT_OK
+        return tell_intended("trace.capture", _plan_lines(envelope, server, profiler, shape, folder), json)
     began = time.monotonic()
     files = _record(envelope, server, profiler, shape, key, folder)
     record, code = _analyse(envelope, server, folder, files, started, began, profiler, shape)

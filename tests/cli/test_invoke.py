@@ -173,3 +173,26 @@ def test_options_that_a_message_names_exist():
     known = set(re.findall(r"--[a-z][a-z-]+", "".join(invoke("--help", name).stdout for name in ("bench", "verify"))))
     said = "".join(path.read_text() for path in (ROOT / "sm86/measure").glob("*.py"))
     assert set(re.findall(r"--[a-z][a-z-]+", said)) <= known | {"--enable-prompt-tokens-details"}  # vLLM's own
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("up", "cpu-smoke", "--engine", "local"),
+        ("doctor", "--probe"),
+        ("ladder.sequence",),
+        ("comm",),
+        ("bench", "cpu-smoke", "--engine", "local"),
+        ("demo", "--engine", "local"),
+    ],
+)
+def test_a_dry_run_speaks_json_where_the_task_does(arguments, tmp_path):
+    done = invoke(*arguments, "--dry-run", "--json", SM86_RESULTS=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["schema"].startswith("sm86.") and told["version"] == 1
+    assert list(tmp_path.iterdir()) == []
+    if told["schema"] == "sm86.dry-run":
+        # the same lines as the words have
+        words = invoke(*arguments, "--dry-run", SM86_RESULTS=str(tmp_path)).stdout.splitlines()
+        assert told["task"] == arguments[0] and told["lines"] == [line.strip() for line in words] != []

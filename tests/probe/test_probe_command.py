@@ -203,3 +203,7 @@ def test_a_dry_run_starts_nothing(booted, capsys) -> None:
     server = booted(HIT)
     assert cli.dispatch("e", "local", dry_run=True) == 0
     assert "nothing was started" in capsys.readouterr().out and server.stops == 0
+    for command, task in ((cli.dispatch, "probe.dispatch"), (cli.spec, "probe.spec")):
+        assert command("e", "local", dry_run=True, json=True) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["schema"], told["task"]) == ("sm86.dry-run", task) and "nothing was started" in told["lines"][0]

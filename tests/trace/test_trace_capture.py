@@ -338,6 +338,11 @@ def test_a_dry_run_sends_nothing(served, tmp_path, capsys) -> None:
     assert cli.capture("e", "local", results_dir=tmp_path, dry_run=True) == 0
     assert "record 20 steps after 5 others" in capsys.readouterr().out
     assert served.calls == [] and found.requests == []
+    assert cli.capture("e", "local", results_dir=tmp_path, dry_run=True, json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["schema"], told["task"]) == ("sm86.dry-run", "trace.capture") and "nothing was sent" in told["lines"][
+        0
+    ]
 
 
 def test_a_trace_of_the_cpu_engine_says_that_it_has_no_gpu_kernels(served, tmp_path, monkeypatch, capsys) -> None:
