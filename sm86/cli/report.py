@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm86.errors import EXIT_FINDING, EXIT_OK, CouldNotRun, printable
-from sm86.files import write_atomic
 from sm86.json_text import parse as parse_json
 from sm86.record.schema import SCHEMA, from_json
 from sm86.record.store import RESULTS_DIR, results_dir
@@ -22,6 +21,7 @@ from sm86.report.sound import fault
 from sm86.spec import load_all, load_proofs
 
 if TYPE_CHECKING:
+    from sm86.cli.report_folder import Written
     from sm86.report.document import Document
     from sm86.report.redact import Redactor
 
@@ -67,14 +67,16 @@ def report(
         from sm86.report.document import map_text
 
         made = map_text(made, guard.text)
-    written = [] if dry_run else _write(made, Path(out), png)
+    written = None if dry_run else _write(made, Path(out), png)
     if json:
         print(json_module.dumps(_as_json(gathered, written, redact), indent=2, ensure_ascii=False))
     else:
-        _say(gathered, made, written, Path(out), png, dry_run)
+        _say(gathered, made, written, Path(out), png)
     for file in gathered.unread:
         if file.fault:
             print(printable(f"sm86: not in the report: {file.place}: {file.why}"), file=sys.stderr)
+    for path in written.foreign if written else ():
+        print(printable(f"sm86: not of this report, and left as it is: {path}"), file=sys.stderr)
     return EXIT_FINDING if any(file.fault for file in gathered.unread) else EXIT_OK
 
 
@@ -163,23 +165,22 @@ def _redactor(values: Sequence[tuple[str, Any]], hide: Sequence[str]) -> Redacto
     return redactor([value for _, value in values], [platform.node()], users, hide)
 
 
-def _write(document: Document, out: Path, png: bool) -> list[Path]:
+def _write(document: Document, out: Path, png: bool) -> Written:
     """The files; the page last, so that what it stands for is there."""
+    from sm86.cli.report_folder import write_folder
     from sm86.report import png as pictures
     from sm86.report.html import html
     from sm86.report.markdown import markdown
 
-    page, files, names = html(document), {}, {}
+    files: dict[str, str | bytes] = {}
+    names: dict[str, str] = {}
     if png and pictures.available():
         for figure in document.figures():
             names[figure.name] = f"{figure.name}.png"
-            files[out / names[figure.name]] = pictures.png(figure.chart)
-    text = markdown(document, names)
-    for path, data in files.items():
-        write_atomic(path, data)
-    write_atomic(out / "report.md", text)
-    write_atomic(out / "report.html", page)
-    return [out / "report.html", out / "report.md", *files]
+            files[names[figure.name]] = pictures.png(figure.chart)
+    files["report.md"] = markdown(document, names)
+    files["report.html"] = html(document)
+    return write_folder(out, files)
 
 
 def _nothing(unread: Sequence[Unread]) -> str:
@@ -189,12 +190,14 @@ def _nothing(unread: Sequence[Unread]) -> str:
     return f"there is no record to report on; {len(unread)} files were looked at ({first.place}: {first.why})"
 
 
-def _as_json(gathered: Gathered, written: Sequence[Path], redact: bool) -> dict[str, Any]:
+def _as_json(gathered: Gathered, written: Written | None, redact: bool) -> dict[str, Any]:
     return {
         "schema": "sm86.report",
         "version": 1,
         "redacted": redact,
-        "files": [str(path) for path in written],
+        "files": [str(path) for path in reversed(written.files)] if written else [],
+        "removed": [str(path) for path in written.removed] if written else [],
+        "foreign": [str(path) for path in written.foreign] if written else [],
         "machines": [
             {"name": machine.name, "mark": machine.mark, "records": [entry.place for entry in machine.entries]}
             for machine in gathered.machines
@@ -203,7 +206,7 @@ def _as_json(gathered: Gathered, written: Sequence[Path], redact: bool) -> dict[
     }
 
 
-def _say(gathered: Gathered, made: Document, written: Sequence[Path], out: Path, png: bool, dry_run: bool) -> None:
+def _say(gathered: Gathered, made: Document, written: Written | None, out: Path, png: bool) -> None:
     from sm86.report import png as pictures
 
     for machine in gathered.machines:
@@ -211,13 +214,15 @@ def _say(gathered: Gathered, made: Document, written: Sequence[Path], out: Path,
         kinds = list(dict.fromkeys(entry.kind for entry in machine.entries))
         counted = ", ".join(f"{len(machine.of(kind))} {kind}" for kind in kinds)
         print(printable(f"{machine.name}{mark}: {counted}"))
-    if dry_run:
+    if written is None:
         print(f"nothing was written; it would be {out / 'report.html'}, {out / 'report.md'} and pictures")
         return
-    print(f"page: {written[0]}")
-    print(f"Markdown: {written[1]}")
+    print(f"page: {out / 'report.html'}")
+    print(f"Markdown: {out / 'report.md'}")
     figures = len(made.figures())
     if figures and png and not pictures.available():
         print("pictures: none, as matplotlib is not installed (pip install -e '.[plot]'); the page has its charts")
-    elif len(written) > 2:
-        print(f"pictures: {len(written) - 2} beside them")
+    elif len(written.files) > 2:
+        print(f"pictures: {len(written.files) - 2} beside them")
+    if written.removed:
+        print(printable(f"removed, of an earlier report: {', '.join(path.name for path in written.removed)}"))
