@@ -19,7 +19,7 @@ def check(image: str | None = None, target: str = "gpu", json: bool = False) -> 
     """Judge an image without a GPU. Exit code 0: nothing deviates, or the build record explains it; 1: it does."""
     from sm86.host.docker import require_engine
     from sm86.host.image_facts import inside, outside
-    from sm86.image.check.rules import exit_code, judge
+    from sm86.image.judge.rules import exit_code, judge
 
     if target not in TARGETS:
         raise CouldNotRun(f"there is no target {target!r}", f"use one of: {', '.join(TARGETS)}")
@@ -59,8 +59,8 @@ def diff(before: str, after: str, json: bool = False) -> int:
     """
     from sm86.host.docker import require_engine
     from sm86.host.image_facts import listing
-    from sm86.image.check.diff import diff as compare
-    from sm86.image.check.diff import tree_digest
+    from sm86.image.judge.diff import diff as compare
+    from sm86.image.judge.diff import tree_digest
 
     docker = require_engine()
     first, second = listing(docker, before), listing(docker, after)
@@ -89,7 +89,7 @@ def digest(image: str, out: str | None = None, json: bool = False) -> int:
     from sm86.files import write_atomic
     from sm86.host.docker import require_engine
     from sm86.host.image_facts import listing
-    from sm86.image.check.diff import tree_digest
+    from sm86.image.judge.diff import tree_digest
 
     facts = listing(require_engine(), image)
     found = tree_digest(facts)

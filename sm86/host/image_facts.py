@@ -9,7 +9,7 @@ from sm86.errors import CouldNotRun
 from sm86.files import open_regular
 from sm86.host.docker import DockerGateway
 from sm86.image.check.probe import SCHEMA, VERSION
-from sm86.image.check.rules import Outside
+from sm86.image.judge.rules import Outside
 from sm86.json_text import parse as parse_json
 
 PROBE = ("python3", "-P", "-m", "sm86.image.check.probe")

@@ -1,12 +1,8 @@
-"""Listings of images stand in for images, papers lie beside them, and the check's driver stand-in runs nothing."""
+"""Listings of images stand in for images, papers lie beside them, and a check shows what takes the room."""
 
 from __future__ import annotations
 
-import ctypes
 import json
-import shutil
-import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +12,6 @@ from sm86.errors import CouldNotRun
 from sm86.host import docker as gateway
 from sm86.host.image_facts import listing
 from sm86.host.image_papers import file_name, papers, write_papers
-from sm86.image.check import driver_stub
 from sm86.image.check.probe import SCHEMA, VERSION
 
 FACTS = {
@@ -126,21 +121,3 @@ def test_papers_lie_beside_the_image_or_nothing_does(engine, tmp_path):
     with pytest.raises(CouldNotRun):
         papers(engine, "there:1")
     assert file_name("host:5000/sm86-vllm:0.26.0") == "host-5000-sm86-vllm-0.26.0"
-
-
-def test_the_stand_in_answers_that_there_is_no_gpu(tmp_path):
-    if shutil.which("gcc") is None:
-        pytest.skip("there is no gcc")
-    (tmp_path / "driver.c").write_text(driver_stub.source_text({"cuMemCreate"}))
-    library = tmp_path / "libcuda-test.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "driver.c")], check=True)
-    loaded = ctypes.CDLL(str(library))
-    assert (loaded.cuInit(0), loaded.cuMemCreate()) == (driver_stub.NO_DEVICE, driver_stub.NO_DEVICE)
-
-
-def test_only_the_drivers_own_functions_are_stood_in_for(tmp_path, monkeypatch):
-    (tmp_path / "vllm").mkdir()
-    (tmp_path / "vllm" / "a.so").write_bytes(b"")
-    words = " U cuGetProcAddress_v2\n U cublasCreate_v2\n U cudaMalloc\n U cuFileOpen\n U cuptiGetVersion\n U other\n"
-    monkeypatch.setattr(driver_stub.subprocess, "run", lambda *_args, **_more: SimpleNamespace(stdout=words))
-    assert driver_stub.symbols(Path(tmp_path)) == {"cuGetProcAddress_v2"}

@@ -43,8 +43,8 @@ def modules(run: list[str]) -> set[str]:
 
 
 def cases() -> list[tuple[str, str]]:
-    """(stage, module) wherever the package is put together from single files in /build."""
-    return [
+    """(stage, module) wherever the package is put together from single files: in /build, and for the SBOM's tool."""
+    return [("sbom-tool", "sm86.image.steps.sbom")] + [
         (stage, module)
         for stage, steps in stages().items()
         if any(step[0] == "COPY" and step[-1].startswith("/build/") for step in steps)
@@ -56,9 +56,10 @@ def cases() -> list[tuple[str, str]]:
 
 def put_together(stage: str, target: Path) -> None:
     for step in stages()[stage]:
-        if step[0] != "COPY" or not step[-1].startswith("/build/"):
+        top = next((top for top in ("/build/", "/opt/sbom-tool/") if step[-1].startswith(top)), None)
+        if step[0] != "COPY" or top is None:
             continue
-        folder = target / PurePosixPath(step[-1]).relative_to("/build")
+        folder = target / PurePosixPath(step[-1]).relative_to(top)
         folder.mkdir(parents=True, exist_ok=True)
         for pattern in (word for word in step[1:-1] if not word.startswith("--")):
             files = [path for path in ROOT.glob(pattern.rstrip("/")) if path.name != "__pycache__"]
@@ -72,7 +73,11 @@ def put_together(stage: str, target: Path) -> None:
 
 def test_the_stages_are_found() -> None:
     found = dict.fromkeys(module for _, module in cases())
-    assert {"sm86.backend.attention.build", "sm86.backend.collectives.build", "sm86.image.assemble"} <= found.keys()
+    assert {
+        "sm86.backend.attention.build",
+        "sm86.backend.collectives.build",
+        "sm86.image.steps.assemble",
+    } <= found.keys()
     assert "sm86.image.native.build" in found
 
 

@@ -1,1 +1,1 @@
-"""What is in an image, proven from outside: a probe that runs inside, rules that judge its facts, a comparison."""
+"""What runs inside an image to say what is in it: facts, imports and compilers as they are; nothing here judges."""

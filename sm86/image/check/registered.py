@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from sm86.image.native.patch import TARGETS
-from sm86.image.operators import NAMESPACES
+from sm86.image.judge.operators import LIBRARIES, NAMESPACES
 
 KEYS = ("CUDA", "CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
 
@@ -16,7 +15,7 @@ def operators() -> dict[str, bool]:
     Raises ImportError where a library does not load.
     """
     torch = importlib.import_module("torch")
-    for target in TARGETS[:2]:
+    for target in LIBRARIES:
         importlib.import_module(f"vllm.{target}")
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.split("::")[0] in NAMESPACES]
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key

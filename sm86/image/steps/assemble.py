@@ -1,7 +1,7 @@
 """Makes an image's packages out of the installed ones: rebuilt libraries in, what is not needed out.
 
-    python -m sm86.image.assemble --variant native --native DIR --out FILE
-    python -m sm86.image.assemble --variant wheel --out FILE
+    python -m sm86.image.steps.assemble --variant native --native DIR --out FILE
+    python -m sm86.image.steps.assemble --variant wheel --out FILE
 
 Runs inside a build. FILE says what was done: device code of every kernel library, what was rebuilt, left out, stripped.
 """
@@ -24,7 +24,7 @@ from typing import Any
 from sm86.errors import CouldNotRun, Sm86Error
 from sm86.image.elf import is_elf, loads_whole, strippable_bytes, without_loader_paths
 from sm86.image.fatbin import architectures
-from sm86.image.pruning import FLASH_ATTENTION, GROUPS, REFUSAL, STRIP_ABOVE_BYTES
+from sm86.image.steps.pruning import FLASH_ATTENTION, GROUPS, REFUSAL, STRIP_ABOVE_BYTES
 from sm86.json_text import parse as parse_json
 
 
@@ -70,7 +70,7 @@ def _leave_out(site: Path) -> dict[str, int]:
         for pattern in group.patterns:
             found = [path for path in site.glob(pattern) if path.exists() or path.is_symlink()]
             if not found:
-                raise CouldNotRun(f"{pattern} is not there to be left out", "look at sm86/image/pruning.py again")
+                raise CouldNotRun(f"{pattern} is not there to be left out", "look at sm86/image/steps/pruning.py again")
             taken[pattern] = sum(_size(path) for path in found)
             for path in found:
                 if path.is_dir() and not path.is_symlink():
@@ -120,7 +120,7 @@ def _libraries(site: Path) -> Iterator[Path]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sm86.image.assemble")
+    parser = argparse.ArgumentParser(prog="python -m sm86.image.steps.assemble")
     parser.add_argument("--variant", choices=("native", "wheel"), required=True)
     parser.add_argument("--native", type=Path)
     parser.add_argument("--out", type=Path, required=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from sm86.image import sbom
-from sm86.image.sbom import complete, debian_packages, main, rebuilt
+from sm86.image.steps import sbom
+from sm86.image.steps.sbom import complete, debian_packages, main, rebuilt
 
 STATUS = """Package: libc6
 Status: install ok installed

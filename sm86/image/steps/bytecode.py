@@ -1,6 +1,6 @@
 """Compiles the packages of an image to bytecode, by content and not by time.
 
-    python -m sm86.image.bytecode FOLDER
+    python -m sm86.image.steps.bytecode FOLDER
 
 At run time the image's files cannot be written, so what is not compiled now is compiled at every start. Packages
 carry some files for other versions of Python, or templates that are no Python at all: those are named and left out,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sm86.image.check.finding import EXPECTED, FAIL, NOT_SEEN, OK, Finding, error_of
-from sm86.image.check.kernels import kernels
+from sm86.image.judge.finding import EXPECTED, FAIL, NOT_SEEN, OK, Finding, error_of
+from sm86.image.judge.kernels import kernels
 from sm86.image.names import OFFLINE_BASE
 from sm86.spec import Pins
 

@@ -16,7 +16,7 @@ from sm86.image.native import workspace
 from sm86.image.native.jobs import memory_gib
 from sm86.image.native.patch import HOST_ONLY, TARGETS, patch
 from sm86.image.native.toolchain import Toolchain
-from tests.image.test_native_patch import source
+from tests.image.native.test_patch import source
 
 INPUTS = {"source": "a", "torch": "2.11.0"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "native_parity.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "native_parity.py"
 spec = importlib.util.spec_from_file_location("native_parity", SCRIPT)
 assert spec is not None and spec.loader is not None
 parity = importlib.util.module_from_spec(spec)

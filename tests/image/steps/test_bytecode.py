@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sm86.image.bytecode import compile_folder, main
+from sm86.image.steps.bytecode import compile_folder, main
 
 
 def test_good_files_are_compiled_by_content_and_bad_ones_named(tmp_path, capsys):

@@ -4,10 +4,12 @@ import copy
 
 import pytest
 
-from sm86.image.check import rules
-from sm86.image.check.diff import diff, tree_digest
+from sm86.image.judge import rules
+from sm86.image.judge.diff import diff, tree_digest
+from sm86.image.judge.operators import LIBRARIES as REGISTERING
+from sm86.image.judge.operators import NOT_COMPILED, PUBLISHED
 from sm86.image.names import OFFLINE_BASE
-from sm86.image.operators import NOT_COMPILED, PUBLISHED
+from sm86.image.native.patch import HOST_ONLY, TARGETS
 from sm86.spec import load_pins
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -129,6 +131,11 @@ def test_an_operator_for_newer_gpus_is_missed_only_in_the_published_libraries():
     facts["operators"] = dict.fromkeys(PUBLISHED, True)
     assert states(facts) == ({}, 0)
     assert set(NOT_COMPILED) < PUBLISHED and all(NOT_COMPILED.values())
+
+
+def test_the_libraries_that_are_judged_are_those_that_are_rebuilt_with_device_code():
+    assert tuple(target for target in TARGETS if target != HOST_ONLY) == REGISTERING
+    assert {f"vllm/{name}.abi3.so" for name in REGISTERING} < set(LIBRARIES)
 
 
 def test_a_library_may_look_beside_itself():

@@ -1,7 +1,7 @@
 """The build record: what an image was made from, written into it while it is built.
 
-    python -m sm86.image.record --target cpu --variant wheel --base IMAGE --context DIR --out FILE
-    python -m sm86.image.record --target gpu ... --assembled FILE --kernels DIR
+    python -m sm86.image.steps.record --target cpu --variant wheel --base IMAGE --context DIR --out FILE
+    python -m sm86.image.steps.record --target gpu ... --assembled FILE --kernels DIR
 
 No time is in it: two builds of the same files give the same record.
 """
@@ -18,11 +18,11 @@ from typing import Any
 
 from sm86.errors import CouldNotRun, Sm86Error
 from sm86.files import write_atomic
-from sm86.image.assemble import library_facts
 from sm86.image.context import SOURCES
 from sm86.image.git_facts import GitFacts, read_git
 from sm86.image.lock_sums import SUMS_FILE, altered
 from sm86.image.locks import LOCKS_DIR, files_of, lock_hash
+from sm86.image.steps.assemble import library_facts
 from sm86.json_text import parse as parse_json
 from sm86.spec.load import load_pins
 
@@ -77,7 +77,7 @@ def git_facts_of(rev: str, dirty: str, context: Path) -> GitFacts:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sm86.image.record")
+    parser = argparse.ArgumentParser(prog="python -m sm86.image.steps.record")
     for name in ("--target", "--variant", "--base", "--context", "--out"):
         parser.add_argument(name, required=True)
     for name in ("--git-rev", "--git-dirty", "--cubin"):

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from sm86.errors import CouldNotRun
-from sm86.image import assemble as assembling
-from sm86.image.assemble import assemble, library_facts, main
 from sm86.image.elf import is_elf, loader_paths, loads_whole, strippable_bytes, without_loader_paths
-from sm86.image.pruning import FLASH_ATTENTION, GROUPS, REFUSAL
+from sm86.image.steps import assemble as assembling
+from sm86.image.steps.assemble import assemble, library_facts, main
+from sm86.image.steps.pruning import FLASH_ATTENTION, GROUPS, REFUSAL
 
 PATTERNS = tuple(pattern for group in GROUPS for pattern in group.patterns)
 

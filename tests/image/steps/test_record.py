@@ -11,10 +11,10 @@ import pytest
 
 from sm86.image.git_facts import GitFacts
 from sm86.image.locks import lock_hash
-from sm86.image.record import git_facts_of, main, make_record
+from sm86.image.steps.record import git_facts_of, main, make_record
 from sm86.spec.load import load_pins
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sm86.image.check.finding import FAIL, NOT_SEEN, OK, Finding, error_of
-from sm86.image.native.patch import TARGETS
-from sm86.image.operators import NOT_COMPILED, PUBLISHED, lacking
+from sm86.image.judge.finding import FAIL, NOT_SEEN, OK, Finding, error_of
+from sm86.image.judge.operators import LIBRARIES, NOT_COMPILED, PUBLISHED, lacking
 
 OWN_LIBRARIES = (
     "sm86/backend/attention/libsm86_attention.so",
@@ -21,7 +20,7 @@ def kernels(facts: Mapping[str, Any], build: Mapping[str, Any]) -> Iterator[Find
     if build.get("target") == "cpu":
         return
     libraries = facts.get("libraries") or {}
-    for target in TARGETS[:2]:
+    for target in LIBRARIES:
         yield _architectures(f"vllm/{target}.abi3.so", libraries, build, target)
     for name in OWN_LIBRARIES:
         yield _architectures(name, libraries, {"variant": "native"}, name.rsplit("/", 1)[1])
@@ -85,7 +84,9 @@ def _operators(answers: Any, variant: str) -> Finding:
     missing = tuple(lacking(answers, variant))
     if missing:
         text = f"{len(missing)} of vLLM's operators have no kernel, first {missing[0]}"
-        return Finding("operators", FAIL, text, "rebuild the image; a new reason belongs into sm86/image/operators.py")
+        return Finding(
+            "operators", FAIL, text, "rebuild the image; a new reason belongs into sm86/image/judge/operators.py"
+        )
     known = len(NOT_COMPILED) if variant == "native" else 0
     told = f"{len(PUBLISHED) - known} of vLLM's {len(PUBLISHED)} operators have their kernel"
     return Finding("operators", OK, told + (f"; {known} are for newer GPUs" if known else ""))

@@ -64,6 +64,9 @@ PUBLISHED = frozenset(f"{space}::{name}" for space, names in _NAMES.items() for 
 
 NAMESPACES = tuple(_NAMES)
 
+LIBRARIES = ("_C_stable_libtorch", "_moe_C_stable_libtorch")
+"""The modules of vLLM that register them; each is the library `vllm/<name>.abi3.so`."""
+
 _REASONS: Mapping[str, str] = {
     "quantized GEMMs for SM 9.0: Machete, and weights of 4 bits beside activations of 8": """
         _C::machete_mm _C::machete_prepack_B _C::machete_supported_schedules

@@ -1,6 +1,6 @@
 """The list of what is in an image, in CycloneDX's form: Python packages, Debian's, Python itself, rebuilt libraries.
 
-    python -m sm86.image.sbom --packages FILE [--assembled FILE] --out FILE
+    python -m sm86.image.steps.sbom --packages FILE [--assembled FILE] --out FILE
 
 `--packages` is what cyclonedx-py wrote of the virtual environment. No time and no serial number is in it, so two
 builds of the same packages give the same bytes.
@@ -60,7 +60,7 @@ def complete(packages: dict[str, Any], python: str, status: str, assembled: dict
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sm86.image.sbom")
+    parser = argparse.ArgumentParser(prog="python -m sm86.image.steps.sbom")
     parser.add_argument("--packages", type=Path, required=True)
     parser.add_argument("--assembled", type=Path)
     parser.add_argument("--out", type=Path, required=True)
