@@ -111,7 +111,7 @@ def _sources(path: Path) -> tuple[list[Source], list[str]]:
 def _record(file: Path) -> Source | None:
     """The record in a file of a folder; None for JSON that is none. CouldNotRun: damaged, or of another version."""
     try:
-        values = parse_json(read_regular(file).decode("utf-8"))
+        values = parse_json(read_regular(file))
     except OSError as error:
         raise CouldNotRun(f"cannot read {file}: {error.strerror}", GIVE) from None
     except ValueError:

@@ -240,13 +240,13 @@ def _shown_coherent(name: str, results: Path) -> Path | None:
 def _previous(options: Options) -> State | None:
     """The state that is there; None where there is none."""
     try:
-        text = read_regular(options.path, MOST_BYTES).decode("utf-8")
+        text = read_regular(options.path, MOST_BYTES)
     except FileNotFoundError:
         if options.resume:
             raise CouldNotRun(f"there is no ladder to go on with at {options.path}", "leave --resume out") from None
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
+    except OSError as error:
+        why = error.strerror or error
         raise CouldNotRun(f"cannot read {options.path}: {why}", "begin anew with --restart") from None
     return s.from_text(text, str(options.path))
 

@@ -18,7 +18,7 @@ def read_dotenv(path: Path) -> dict[str, str]:
     Raises CouldNotRun: the file cannot be read, or a value would need Compose's interpolation.
     """
     try:
-        text = read_regular(path).decode("utf-8")
+        text = read_regular(path).decode("utf-8-sig")
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:

@@ -183,7 +183,7 @@ def unlike(first: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def from_text(text: str, where: str) -> State:
+def from_text(text: str | bytes, where: str) -> State:
     """The state in a file's text. Raises CouldNotRun: no state, another version, damaged."""
     mend = "begin anew with --restart (the records of its rungs stay)"
     try:

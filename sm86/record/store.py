@@ -71,7 +71,7 @@ def save(record: Record, results: Path = RESULTS_DIR) -> Path:
 def load(path: Path) -> Record:
     """The record in a file; CouldNotRun when it is missing, not JSON or not a record of this version."""
     try:
-        values = parse_json(read_regular(path).decode("utf-8"))
+        values = parse_json(read_regular(path))
     except OSError as error:
         raise CouldNotRun(f"cannot read {path}: {error.strerror}", "give a file from results/") from None
     except ValueError:

@@ -12,6 +12,7 @@ import pytest
 
 from sm86.cli import compare as command
 from sm86.cli.guard import guard
+from sm86.cli.report import report
 from sm86.compare import numbers as n
 from sm86.compare.conditions import differences
 from sm86.compare.numbers import changes
@@ -282,6 +283,19 @@ def test_a_bad_file_is_exit_2(run, tmp_path: Path, text: str | None, says: str) 
     for one, two in ((good, bad), (bad, good)):
         code, out, err = run(one, two)
         assert (code, out) == (2, "") and says in err and "mend: " in err
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["folders", "files"])
+def test_what_report_reads_compare_reads(run, tmp_path: Path, whole: bool) -> None:
+    """One encoding for all readers of records: a byte order mark is no fault."""
+    found = []
+    for name in ("1", "2"):
+        path = save(bench(), tmp_path / name)
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        found.append(tmp_path / name if whole else path)
+    code, out, err = run(*found)
+    assert (code, err) == (0, "") and "no number moved beyond noise" in out and "left out" not in out
+    assert report([str(path) for path in found], tmp_path / "out", png=False) == 0
 
 
 @pytest.mark.parametrize("text", [None, "{}", "{", '{"schema": "sm86.record", "version": 2}'])

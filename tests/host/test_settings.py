@@ -31,17 +31,31 @@ VALUES = {
 }
 
 
-def test_values_quotes_and_comments(tmp_path):
-    (tmp_path / ".env").write_text(TEXT)
+MARK = b"\xef\xbb\xbf"
+"""What some editors put before UTF-8; Compose passes over it."""
+
+
+@pytest.mark.parametrize("mark", [b"", MARK])
+def test_values_quotes_and_comments(tmp_path, mark):
+    (tmp_path / ".env").write_bytes(mark + TEXT.encode())
     assert read_dotenv(tmp_path / ".env") == VALUES
+
+
+@pytest.mark.parametrize("mark", [b"", MARK])
+def test_the_first_line_is_a_value_too(tmp_path, mark):
+    (tmp_path / ".env").write_bytes(mark + b"SM86_PORT=1\n")
+    assert read_dotenv(tmp_path / ".env") == {"SM86_PORT": "1"}
 
 
 real = shutil.which("docker-compose", path=str(Path(sys.executable).parent))
 
 
 @pytest.mark.skipif(real is None, reason="no Compose beside this Python")
-def test_the_real_compose_reads_the_same(tmp_path):
-    (tmp_path / ".env").write_text(TEXT.replace("not a line\n", ""))
+@pytest.mark.parametrize("mark", [b"", MARK])
+def test_the_real_compose_reads_the_same(tmp_path, mark):
+    # the comment gone, the mark stands before a name
+    text = TEXT.replace("not a line\n", "").replace("# a comment\n", "")
+    (tmp_path / ".env").write_bytes(mark + text.encode())
     names = "".join(f"      {name}: ${{{name}}}\n" for name in VALUES)
     (tmp_path / "compose.yaml").write_text(f"services:\n  ee:\n    image: x\n    environment:\n{names}")
     import json

@@ -113,6 +113,11 @@ def test_a_broken_file_is_told_and_how_to_go_on(text: str, says: str) -> None:
     assert says in fault.value.what and "--restart" in fault.value.mend
 
 
+@pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_state_that_another_program_wrote_anew(coding: str) -> None:
+    assert s.from_text(STATE.to_text().encode(coding), "here") == STATE
+
+
 @pytest.mark.parametrize("cut", range(0, len(STATE.to_text()) - 2, 97))
 def test_a_cut_file_is_never_read_as_a_whole_one(cut: int) -> None:
     with pytest.raises(CouldNotRun):

@@ -30,6 +30,13 @@ def test_there_and_back(tmp_path):
     assert json.loads(path.read_text())["numbers"][0]["spread"] == 3.0
 
 
+@pytest.mark.parametrize("coding", ["utf-8-sig", "utf-16"])
+def test_a_record_that_another_program_wrote_anew(tmp_path, coding):
+    path = save(RECORD, tmp_path)
+    path.write_text(path.read_text(encoding="utf-8"), encoding=coding)
+    assert load(path) == RECORD
+
+
 def test_a_second_record_of_the_same_second_keeps_the_first(tmp_path):
     first, second = save(RECORD, tmp_path), save(replace(RECORD, seconds=1.0), tmp_path)
     assert first != second
