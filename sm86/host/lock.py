@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sm86.errors import CouldNotRun
-from sm86.files import write_atomic
+from sm86.files import read_regular, write_atomic
 from sm86.host.base import registry_digest
 from sm86.host.process import run
 from sm86.image.lock_check import BASE_FILE, NOT_PINNED, base_lock, locked_base, problems
@@ -55,10 +55,11 @@ def choose(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def check_locks(root: Path, files: tuple[str, ...] | None = None) -> list[str]:
     """What of the locks below `root` does not follow from the pins, or is not as it was written; of these files only,
-    where given."""
+    where given. Raises CouldNotRun for one that cannot be read."""
     folder = root / LOCKS_DIR
-    contents = {path.name: path.read_bytes() for path in sorted(folder.glob("*.txt"))}
-    return problems(contents, _read(folder / SUMS_FILE), load_pins(), files)
+    found = {path.name: _bytes(path) for path in (*sorted(folder.glob("*.txt")), folder / SUMS_FILE)}
+    sums = found.pop(SUMS_FILE).decode("utf-8", "replace")
+    return problems(found, sums, load_pins(), files)
 
 
 def write_locks(root: Path, names: tuple[str, ...] = (), say: Say = print) -> tuple[Path, ...]:
@@ -76,7 +77,7 @@ def write_locks(root: Path, names: tuple[str, ...] = (), say: Say = print) -> tu
     for lock in locks:
         if lock.name in wanted:
             followed = f"{lock.follows}.txt" if lock.follows else ""
-            text = texts.get(followed) or _read(root / LOCKS_DIR / followed)
+            text = texts.get(followed) or (_read(root / LOCKS_DIR / followed) if followed else "")
             say(f"{lock.file} ...")
             texts[lock.file] = _resolve(uv, lock, tuple(f"{n}=={v}" for n, v in locked_versions(text).items()))
     for name, text_of in _WRITTEN.items():
@@ -103,7 +104,18 @@ def _kept(root: Path) -> str:
 
 
 def _read(path: Path) -> str:
-    return path.read_text(errors="replace") if path.is_file() else ""
+    return _bytes(path).decode("utf-8", "replace")
+
+
+def _bytes(path: Path) -> bytes:
+    """The contents, none for a file that is not there."""
+    try:
+        return read_regular(path)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise CouldNotRun(f"cannot read {path}: {why}", "git checkout docker/locks, or invoke lock") from None
 
 
 def _resolve(uv: str, lock: Lock, followed: tuple[str, ...]) -> str:

@@ -24,6 +24,9 @@ def sums_text(before: str, written: Mapping[str, bytes]) -> str:
 
 def altered(sums: str, contents: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
     """(file, what is wrong) for each file of `contents` that the list does not vouch for, and for a damaged list."""
+    if not sums.strip():
+        yield SUMS_FILE, "is missing or empty"
+        return
     known: dict[str, str] = {}
     for line in sums.splitlines():
         found = _LINE.fullmatch(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -96,7 +97,8 @@ def test_a_lock_that_was_altered_is_seen_though_its_pins_are_right(clone, capsys
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda text: "", "docker/locks/base.txt is not in SHA256SUMS"),
+        (lambda text: "", "docker/locks/SHA256SUMS is missing or empty"),
+        (lambda text: "# nothing\n", "docker/locks/base.txt is not in SHA256SUMS"),
         (lambda text: text.replace("  tools.txt", "  other.txt"), "docker/locks/tools.txt is not in SHA256SUMS"),
         (lambda text: text + "damaged\n", "docker/locks/SHA256SUMS holds a line that is no checksum: 'damaged'"),
         (lambda text: text + text.splitlines()[-1] + "\n", "docker/locks/SHA256SUMS names tools.txt twice"),
@@ -116,6 +118,17 @@ def test_making_one_lock_anew_does_not_vouch_for_another_that_was_altered(clone,
     assert [path.name for path in written] == ["cpu-torch.txt", SUMS_FILE]
     found = host.check_locks(clone)
     assert len(found) == 1 and found[0].startswith("docker/locks/model.txt is not what")
+
+
+@pytest.mark.parametrize("name", ["tools.txt", SUMS_FILE])
+@pytest.mark.parametrize(("make", "words"), [(Path.mkdir, "a folder"), (os.mkfifo, "a FIFO")], ids=["folder", "FIFO"])
+def test_what_is_no_file_is_refused_and_never_waited_for(clone, name, make, words):
+    path = clone / LOCKS_DIR / name
+    path.unlink()
+    assert any(f"{LOCKS_DIR}/{name} is missing" in problem for problem in host.check_locks(clone))
+    make(path)
+    with pytest.raises(CouldNotRun, match=rf"cannot read .*{name}: it is {words}"):
+        cli.lock(check=True)
 
 
 def test_sha256sum_reads_the_list(clone):
