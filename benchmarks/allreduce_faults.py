@@ -1,10 +1,15 @@
 """The host-memory all-reduce under everything that may happen to it, on real GPUs: values, skew, deaths, full memory.
 
-    python benchmarks/allreduce_faults.py [--gpus N] [--calls 10000] [--only "NAME;NAME"] [--budget-s S] [--json FILE]
+    python benchmarks/allreduce_faults.py [--gpus N | --share-gpu [RANKS]] [--calls 10000] [--only "NAME;NAME"]
+                                          [--budget-s S] [--json FILE]
 
 One process per GPU and scenario. A scenario ends as pass, fail or not made (with the reason); the table says which.
 Exit code 0: all that were made passed; 1: one failed; 2: none was made, or it could not run (no GPU, no torch for CUDA,
 no library).
+
+--share-gpu runs 2 (or RANKS) processes on the first visible GPU. The driver gives them time slices in turn, so every
+exchange takes milliseconds: it proves function (values, deaths, late ranks, clean-up, the way through host memory), and
+nothing about speed. --calls is the most then; each scenario says how many it made in its share of --budget-s.
 
 --emulate LIBRARY runs the scenarios on CPU processes with the tests' CPU build of the library: the program's own
 logic, marked emulated, and no word about a GPU.
@@ -18,8 +23,10 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +38,14 @@ from sm86.backend.collectives.failure import PEER_GONE, TIMED_OUT, CollectiveFai
 from sm86.backend.collectives.plan import NAMES, Plan  # noqa: E402
 from sm86.backend.testing.budget import Budget, add_option, budget_of, progress  # noqa: E402
 from sm86.backend.testing.gpu_group import Group, begin_rank, gpus_for, say, tell  # noqa: E402
+from sm86.backend.testing.shared_gpu import NOTE, Part, Shares, asked, shared_gpus  # noqa: E402
 from sm86.cli.guard import guard, whole_number  # noqa: E402
 from sm86.errors import EXIT_COULD_NOT_RUN, EXIT_FINDING, EXIT_OK, CouldNotRun  # noqa: E402
 from sm86.files import write_atomic  # noqa: E402
 
 KIB = 1024
 PASS, FAIL, NOT_MADE = "pass", "fail", "not made"
-SHORT_S, LONG_S = 2.0, 60.0
+SHORT_S, LONG_S, STOPPED_S = 2.0, 60.0, 0.9
 VICTIM = 1
 LEAST_S = 20.0
 """What is left of a budget must hold a scenario's start, its waits and its end."""
@@ -61,6 +69,8 @@ class Rank:
             torch.cuda.set_device(0)
         self.exchange = SocketExchange(arguments.meet, arguments.rank, arguments.world)
         self.calls = arguments.calls
+        self.shared = arguments.calls_s is not None
+        self._calls_s: float = arguments.calls_s or 0.0
         library = self._emulated_library(arguments.emulate) if self.emulated else binding.library
         self.make: Callable[..., HostAllReduce] = lambda **more: HostAllReduce(
             self.exchange, 0, library=library, **{"timeout_s": timeout_s, "local_ranks": local_ranks, **more}
@@ -79,6 +89,31 @@ class Rank:
     def sync(self) -> None:
         if not self.emulated:
             self.torch.cuda.synchronize()
+
+    def paced(self, count: int, together: int, part: float = 1.0) -> Iterator[int]:
+        """0 to count - 1; where ranks share a GPU, as far as `part` of the seconds for calls that are left reach.
+
+        `together`: how many are made before the ranks look at the clock, at rank 0's, so that all of them end at one.
+        """
+        began = time.monotonic()
+        given = self._calls_s * part
+        try:
+            for number in range(count):
+                yield number
+                if self.shared and (number + 1) % together == 0 and number + 1 < count:
+                    self.sync()
+                    self.settle()
+                    self.reduce.check()
+                    if self.exchange.gather(time.monotonic() - began > given)[0]:
+                        return
+        finally:
+            self._calls_s = max(0.0, self._calls_s - (time.monotonic() - began))
+
+    def together(self) -> None:
+        """All ranks have come this far, with the kernels loaded that a scenario of ends uses beside the library's."""
+        bool(self.torch.ones(8, dtype=self.torch.bfloat16, device=self.device).isnan().all())
+        self.sync()
+        self.exchange.gather(True)
 
     def settle(self, reduce: Any = None) -> None:
         """Let the CPU build's stores leave, as a GPU's do by themselves."""
@@ -132,6 +167,7 @@ class Rank:
             "wrong": int(self.wrong),
             "ulp": round(float(self.worst), 4),
             "equal": len(set(digests)) == 1,
+            "calls": int(self.step),
         }
 
     def graph(self, do: Callable[[], None], times: int) -> Callable[[], None]:
@@ -175,19 +211,20 @@ def exact(rank: Rank, kind: str, local_ranks: int) -> dict[str, Any]:
     """`--calls` calls of one algorithm at 8 and 32 KiB, launched one by one and replayed, bf16 and fp32."""
     torch = rank.torch
     algorithm = NAMES.index(kind)
-    per = 20
+    per, parts = 20, 8
     for size in (8 * KIB, 32 * KIB) if not rank.emulated else (256, 512):
         for dtype in (torch.bfloat16, torch.float32):
             plan = Plan(algorithm, 256)
             if rank.rank == 0:
                 say(f"{kind}, {size} bytes, {dtype}: {rank.calls} calls")
-            for number in range(rank.calls // 2):
+            for number in rank.paced(rank.calls // 2, 10, 1 / parts):
                 rank.skew(number)
                 rank.checked(size, plan, dtype)
             replay = rank.graph(lambda s=size, p=plan, d=dtype: rank.checked(s, p, d), per)
-            for number in range(-(-rank.calls // 2 // per)):
+            for number in rank.paced(-(-rank.calls // 2 // per), 1, 1 / (parts - 1)):
                 rank.skew(number)
                 replay()
+            parts = max(2, parts - 2)
     return rank.verdict()
 
 
@@ -207,7 +244,7 @@ def mixed(rank: Rank) -> dict[str, Any]:
         return do
 
     replays = [rank.graph(some(offset), 2) for offset in range(4)]
-    for number in range(rank.calls // 12 + 1):
+    for number in rank.paced(rank.calls // 12 + 1, 2):
         rank.skew(number)
         replays[number % 4]()
         if number % 3 == 0:
@@ -234,7 +271,7 @@ def special(rank: Rank) -> dict[str, Any]:
             wrong += int((~same).sum())
     rank.reduce.check()
     rank.settle()
-    return {"wrong": wrong + sum(rank.exchange.gather(0)), "ulp": 0.0, "equal": True}
+    return {"wrong": wrong + sum(rank.exchange.gather(0)), "ulp": 0.0, "equal": True, "calls": 9 * len(NAMES)}
 
 
 def two_groups(rank: Rank) -> dict[str, Any]:
@@ -244,9 +281,10 @@ def two_groups(rank: Rank) -> dict[str, Any]:
         other = None if rank.emulated else torch.cuda.Stream()
         inputs = [rank.data(who, 4096 if not rank.emulated else 128, torch.bfloat16) for who in range(rank.world)]
         want = sum((part.float() for part in inputs[1:]), inputs[0].float()).to(torch.bfloat16)
-        wrong = 0
+        wrong = calls = 0
+        looks = 5 if rank.shared else 50
         rank.sync()
-        for number in range(min(rank.calls, 2000)):
+        for number in rank.paced(min(rank.calls, 2000), looks):
             plan = Plan((0, 1, 2)[number % 3], 128)
             first = rank.reduce.all_reduce(inputs[rank.rank], plan=plan)
             if other is None:
@@ -256,12 +294,13 @@ def two_groups(rank: Rank) -> dict[str, Any]:
             else:
                 with torch.cuda.stream(other):
                     again = second.all_reduce(inputs[rank.rank], plan=plan)
-            if number % 50 == 0:
+            calls += 2
+            if number % looks == 0:
                 rank.sync()
                 wrong += sum(int((out.view(torch.int16) != want.view(torch.int16)).sum()) for out in (first, again))
         rank.sync()
         rank.exchange.gather(True)
-    return {"wrong": wrong, "ulp": 0.0, "equal": True}
+    return {"wrong": wrong, "ulp": 0.0, "equal": True, "calls": calls}
 
 
 def one_call(rank: Rank, plan: Plan | None = None) -> Any:
@@ -271,58 +310,77 @@ def one_call(rank: Rank, plan: Plan | None = None) -> Any:
 
 
 def killed(rank: Rank, when: str) -> dict[str, Any]:
-    """The victim ends itself before, in or after its tenth call; everybody else must hear so, and no stream hangs."""
+    """The victim ends itself before, in or after a call; everybody else must hear so, and no stream hangs.
+
+    In a call: every rank makes one after the other without waiting for the GPU, and the end comes at some time then.
+    """
+    rank.together()
     for _ in range(9):
         one_call(rank)
     rank.sync()
     rank.settle()
     rank.exchange.gather(True)
     if rank.rank == VICTIM:
-        if when == "in" and not rank.emulated:
-            one_call(rank)  # asynchronous: the kernel waits for peers that are not there yet
-            time.sleep(0.1)
-        elif when == "after":
+        if when == "in":
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            while True:
+                one_call(rank)
+        if when == "after":
             one_call(rank)
             rank.sync()
             rank.settle()
         os.kill(os.getpid(), signal.SIGKILL)
-    if when == "in":
-        time.sleep(0.5)
     began = time.monotonic()
-    out = None
+    last: deque[Any] = deque(maxlen=64)
+    told = False
     try:
-        for _ in range(2 if when == "after" else 1):
-            out = None
-            out = one_call(rank)
+        for _ in range({"before": 1, "in": 10**9, "after": 2}[when]):
+            last.append(None)
+            last[-1] = one_call(rank)
+            if time.monotonic() - began > 30.0:
+                break
         rank.sync()
     except CollectiveFailed:
-        pass  # told even before the launch, which then was not made
+        told = True  # even before the launch, which then was not made
     found = rank.failure(20.0)
     rank.sync()
-    nan = out is None or bool(out.isnan().all())
+    results = [out for out in last if out is not None]
+    if when == "in":
+        # the calls until the end are right, those after it are not made: in none is anything else
+        nan = told and all(bool((out.isnan() | (out == rank.world)).all()) for out in results)
+    else:
+        nan = last[-1] is None or bool(last[-1].isnan().all())
     return {**found, "seconds": round(time.monotonic() - began, 2), "nan": nan}
 
 
 def absent(rank: Rank) -> dict[str, Any]:
     """The victim lives but makes no call; the limit ends the wait, in one record."""
+    rank.together()
     if rank.rank == VICTIM:
-        time.sleep(SHORT_S * 4)
+        rank.exchange.gather(True)
         return {"failed": "victim"}
     began = time.monotonic()
     out = one_call(rank, Plan(2, 128))
     rank.sync()
     seconds = time.monotonic() - began
-    return {**rank.failure(5.0), "seconds": round(seconds, 2), "nan": bool(out.isnan().all())}
+    found = {**rank.failure(5.0), "seconds": round(seconds, 2), "nan": bool(out.isnan().all())}
+    rank.exchange.gather(True)
+    return found
 
 
 def stopped(rank: Rank) -> dict[str, Any]:
     """The victim's process is stopped for a second in the middle; nothing fails."""
+    stood = 0.0
     for number in range(60):
         if number == 30 and rank.rank == VICTIM:
             rank.sync()
+            began = time.monotonic()
             os.kill(os.getpid(), signal.SIGSTOP)
+            stood = time.monotonic() - began
         rank.checked(8 * KIB if not rank.emulated else 128, Plan(number % 3, 128), rank.torch.bfloat16)
-    return rank.verdict()
+    rank.settle()
+    stood = rank.exchange.gather(stood)[VICTIM]
+    return {**rank.verdict(), "stopped_s": round(stood, 2)}
 
 
 def crashed(rank: Rank) -> dict[str, Any]:
@@ -352,6 +410,21 @@ SCENARIOS: dict[str, Scenario] = {
     "nothing left after a crash": ("crash", {}, crashed),
     "shared memory full": ("shm", {}, lambda rank: exact(rank, "one-shot", 1)),
 }
+
+FIXED = Part(0.0)
+PARTS: dict[str, Part] = {
+    **{f"values {kind}": Part(2.0 + (kind == "two-shot")) for kind in NAMES},
+    **{f"values of 8 logical ranks, {kind}": Part(2.0 + (kind == "two-shot")) for kind in NAMES},
+    "mixed calls with random skew": Part(4.0),
+    "two groups at once": Part(1.0),
+    "a rank stopped for a second": Part(0.0, 2.0),
+    "a rank killed in a call": Part(0.0, 1.0),
+    "a living rank that does not come": Part(0.0, SHORT_S),
+    "shared memory full": Part(0.5),
+}
+"""What the scenarios need where ranks share a GPU; FIXED: the others."""
+FIRST = ("special values", "a rank stopped for a second")
+"""They show what a start takes, before the first scenario whose calls are given what the starts leave."""
 
 
 def rank_main(arguments: argparse.Namespace) -> int:
@@ -400,27 +473,38 @@ def judged(kind: str, results: dict[int, Any], world: int) -> tuple[str, str]:
         return PASS, f"{next(iter(others.values()))['words']}; the stream came back after {slowest:g} s"
     if len(results) < world:
         return FAIL, f"only ranks {sorted(results)} came back"
+    calls = {result["calls"] for result in told}
+    if len(calls) != 1 or 0 in calls:
+        return FAIL, f"the ranks made {sorted(calls)} calls"
+    stood = max((result["stopped_s"] for result in told if "stopped_s" in result), default=None)
+    if stood is not None and stood < STOPPED_S:
+        return FAIL, f"the rank stood still for {stood:g} s only"
     wrong = sum(result["wrong"] for result in told)
     ulp = max(result["ulp"] for result in told)
     equal = all(result["equal"] for result in told)
     state = PASS if not wrong and ulp <= 0.51 and equal else FAIL
-    return state, f"{wrong} elements wrong, at most {ulp:g} units from float64, ranks {'equal' if equal else 'DIFFER'}"
+    words = f"{wrong} elements wrong in {calls.pop()} calls, at most {ulp:g} units from float64"
+    stopped = "" if stood is None else f", stopped for {stood:g} s"
+    return state, f"{words}, ranks {'equal' if equal else 'DIFFER'}{stopped}"
 
 
-def run_one(name: str, arguments: argparse.Namespace, gpus: list[str], budget: Budget) -> tuple[str, str]:
-    if not budget.allows(LEAST_S):
-        return NOT_MADE, budget.words()
+def run_one(
+    name: str, arguments: argparse.Namespace, gpus: list[str], budget: Budget, calls_s: float | None, most_s: float
+) -> tuple[str, str]:
+    """calls_s: seconds for its calls, where ranks share a GPU. most_s: when it is broken off."""
     kind = SCENARIOS[name][0]
     extra = ["--scenario", name, "--calls", str(arguments.calls)]
     if arguments.emulate:
         extra += ["--emulate", arguments.emulate]
+    if calls_s is not None:
+        extra += ["--calls-s", f"{calls_s:.1f}"]
     before = set(os.listdir("/dev/shm"))
     filler: int | str | None = None
     if kind == "shm":
         filler = fill_shared_memory()
         if isinstance(filler, str):
             return NOT_MADE, filler
-    limit = min(arguments.limit, budget.left())
+    limit = min(most_s, budget.left())
     try:
         with Group(__file__, gpus, extra, limit_s=limit + 10.0) as group:
             survivors = [rank for rank in range(len(gpus)) if not (kind == "gone" and rank == VICTIM)]
@@ -428,7 +512,7 @@ def run_one(name: str, arguments: argparse.Namespace, gpus: list[str], budget: B
             if kind == "crash":
                 return _crashed(group, results, before)
             state, words = judged("values" if kind == "shm" else kind, results, len(gpus))
-            if state == FAIL and group.timed_out and limit < arguments.limit:
+            if state == FAIL and group.timed_out and limit < most_s:
                 state, words = NOT_MADE, f"{budget.words()} in the middle of it"
             elif state == FAIL and group.timed_out:
                 words += f"; not at its end after {limit:g} s"
@@ -438,6 +522,23 @@ def run_one(name: str, arguments: argparse.Namespace, gpus: list[str], budget: B
     finally:
         if isinstance(filler, int):
             os.close(filler)
+
+
+def run_shared(
+    names: list[str], arguments: argparse.Namespace, gpus: list[str], budget: Budget, shares: Shares
+) -> tuple[str, str]:
+    """The first of `names`, which are all still to come, with ranks that share a GPU."""
+    parts = [PARTS.get(name, FIXED) for name in names]
+    if not shares.fits(parts[0]):
+        return NOT_MADE, budget.words()
+    calls_s = shares.calls_s(parts)
+    most_s = min(arguments.limit, shares.limit_s(parts[0], calls_s))
+    began = time.monotonic()
+    state, words = run_one(names[0], arguments, gpus, budget, calls_s, most_s)
+    shares.took(time.monotonic() - began, parts[0], calls_s if parts[0].weight else 0.0)
+    if parts[0].weight and state == PASS:
+        words += f" (as many as {calls_s:.0f} s held; at most {arguments.calls} of each form were asked for)"
+    return state, words
 
 
 def _crashed(group: Group, results: dict[int, Any], before: set[str]) -> tuple[str, str]:
@@ -471,55 +572,83 @@ def fill_shared_memory() -> int | str:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--gpus", type=int, help="how many; default: all visible, at most 8")
+    shared = "so many processes (2) on the first visible GPU, in turn: proves function, never speed"
+    parser.add_argument("--share-gpu", type=int, nargs="?", const=2, metavar="RANKS", help=shared)
     parser.add_argument("--calls", type=int, default=10_000, help="calls of each kind")
     parser.add_argument("--only", help="scenarios, joined by semicolons")
     parser.add_argument("--limit", type=float, default=500.0, help="seconds for one scenario")
     parser.add_argument("--json", help="also write the results to this file")
     parser.add_argument("--emulate", metavar="LIBRARY", help="CPU processes with the tests' build; proves no GPU")
     add_option(parser)
-    for name, kind in (("rank", int), ("world", int), ("meet", Path), ("scenario", str)):
+    for name, kind in (("rank", int), ("world", int), ("meet", Path), ("scenario", str), ("calls-s", float)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.rank is not None:
         return rank_main(arguments)
     names = [name.strip() for name in arguments.only.split(";")] if arguments.only else list(SCENARIOS)
+    if arguments.share_gpu:
+        names.sort(key=lambda name: name not in FIRST)
     try:
         unknown = [name for name in names if name not in SCENARIOS]
         if unknown:
             raise CouldNotRun(f"there is no scenario {unknown[0]!r}", f"the scenarios are: {'; '.join(SCENARIOS)}")
         whole_number(arguments.calls, "calls", 1, 10**9)
         whole_number(arguments.gpus, "gpus", 2, 8)
+        whole_number(arguments.share_gpu, "share-gpu", 2, 8)
+        if arguments.gpus is not None and arguments.share_gpu is not None:
+            raise CouldNotRun(
+                "--gpus and --share-gpu are both given", "give one: GPUs with a rank each, or ranks of one GPU"
+            )
         if not 1 <= arguments.limit <= 86_400:
             raise CouldNotRun(f"--limit is {arguments.limit:g}", "give seconds from 1 to 86400")
         if arguments.emulate and not Path(arguments.emulate).is_file():
             raise CouldNotRun(f"there is no library {arguments.emulate}", "give the path of the tests' CPU build")
-        gpus = [""] * (arguments.gpus or 2) if arguments.emulate else gpus_for(arguments.gpus)
+        if arguments.emulate:
+            gpus = [""] * (arguments.gpus or arguments.share_gpu or 2)
+        else:
+            gpus = shared_gpus(arguments.share_gpu) if arguments.share_gpu else gpus_for(arguments.gpus)
         budget = budget_of(arguments)
     except CouldNotRun as fault:
         print(f"{fault.what}\n{fault.mend}", file=sys.stderr)
         return EXIT_COULD_NOT_RUN
     if arguments.emulate:
         print("EMULATED on CPU processes: says nothing about a GPU")
+    if arguments.share_gpu:
+        print(NOTE, flush=True)
+    device = asked(gpus[0], "name,driver_version") if arguments.share_gpu and not arguments.emulate else None
+    shares = Shares(budget, arguments.limit / 2)
     found: dict[str, tuple[str, str]] = {}
-    for name in names:
+    for number, name in enumerate(names):
         progress(f"{name} ...")
         began = time.monotonic()
-        found[name] = run_one(name, arguments, gpus, budget)
+        if arguments.share_gpu:
+            found[name] = run_shared(names[number:], arguments, gpus, budget, shares)
+        elif budget.allows(LEAST_S):
+            found[name] = run_one(name, arguments, gpus, budget, None, arguments.limit)
+        else:
+            found[name] = NOT_MADE, budget.words()
         state, words = found[name]
         print(f"{state:9} {name} ({time.monotonic() - began:.0f} s): {words}", flush=True)
-        write(arguments, len(gpus), found)
+        write(arguments, len(gpus), found, device)
+    if arguments.share_gpu:
+        print(NOTE)
     return code_of([state for state, _ in found.values()])
 
 
-def write(arguments: argparse.Namespace, gpus: int, found: dict[str, tuple[str, str]]) -> None:
+def write(
+    arguments: argparse.Namespace, ranks: int, found: dict[str, tuple[str, str]], device: str | None = None
+) -> None:
     """What is known so far, after every scenario."""
     if not arguments.json:
         return
+    shared = {"ranks": ranks, "device": device, "note": NOTE} if arguments.share_gpu else {}
     document = {
         "schema": "sm86.allreduce-faults",
         "version": 1,
         "emulated": arguments.emulate is not None,
-        "gpus": gpus,
+        "shared_gpu": arguments.share_gpu is not None,
+        **shared,
+        "gpus": 1 if arguments.share_gpu else ranks,
         "calls": arguments.calls,
         "time": time.strftime("%FT%TZ", time.gmtime()),
         "scenarios": {name: {"state": state, "words": words} for name, (state, words) in found.items()},

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sm86.backend.testing import gpu_group
+from sm86.backend.testing import gpu_group, shared_gpu
 from sm86.backend.testing.nccl import transports
 from sm86.errors import CouldNotRun
 
@@ -56,6 +56,9 @@ def test_without_two_gpus_they_end_with_2(
         (faults, ["--limit", "nan"]),
         (faults, ["--emulate", "/nowhere/lib.so"]),
         (faults, ["--emulate", __file__, "--gpus", "-1"]),
+        (faults, ["--emulate", __file__, "--share-gpu", "1"]),
+        (faults, ["--emulate", __file__, "--share-gpu", "9"]),
+        (faults, ["--emulate", __file__, "--share-gpu", "--gpus", "2"]),
         (serving, ["--modes", "2"]),
         (serving, ["--repeats", "0"]),
         (faults, ["--emulate", __file__, "--budget-s", "0"]),
@@ -148,7 +151,7 @@ def test_nccl_transports_are_counted() -> None:
 
 GONE = {"failed": [3, 9, [1]], "words": "w", "seconds": 0.1, "nan": True}
 LATE = {**GONE, "failed": [1, 0, [1]]}
-FINE = {"wrong": 0, "ulp": 0.5, "equal": True}
+FINE = {"wrong": 0, "ulp": 0.5, "equal": True, "calls": 9}
 
 
 @pytest.mark.parametrize(
@@ -164,6 +167,10 @@ FINE = {"wrong": 0, "ulp": 0.5, "equal": True}
         ("late", {0: {**LATE, "failed": [1, 0, [2]]}, 2: {**LATE, "failed": [1, 0, [2]]}}, "fail"),
         ("values", {0: FINE, 1: FINE, 2: FINE}, "pass"),
         ("values", {0: FINE, 1: FINE}, "fail"),
+        ("values", {0: FINE, 1: FINE, 2: {**FINE, "calls": 8}}, "fail"),
+        ("values", {rank: {**FINE, "calls": 0} for rank in range(3)}, "fail"),
+        ("values", {rank: {**FINE, "stopped_s": 1.0} for rank in range(3)}, "pass"),
+        ("values", {rank: {**FINE, "stopped_s": 0.2} for rank in range(3)}, "fail"),
         ("values", {0: FINE, 1: {**FINE, "wrong": 1}, 2: FINE}, "fail"),
         ("values", {0: FINE, 1: {**FINE, "ulp": 0.6}, 2: FINE}, "fail"),
         ("values", {0: FINE, 1: {**FINE, "equal": False}, 2: FINE}, "fail"),
@@ -312,3 +319,83 @@ def test_scenarios_that_do_not_fit_are_not_made(monkeypatch: pytest.MonkeyPatch,
     argv = ["--emulate", __file__, "--only", "mixed calls with random skew", "--json", str(out)]
     assert faults.main(argv) == 2
     assert "budget of 5 s" in json.loads(out.read_text())["scenarios"]["mixed calls with random skew"]["words"]
+
+
+def test_ranks_that_share_a_gpu_all_get_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    said: list[str | None] = [None, "Default", "Exclusive_Process"]
+    monkeypatch.setattr(shared_gpu, "asked", lambda gpu, fields: said.pop(0))
+    assert shared_gpu.shared_gpus(2) == ["3", "3"] and shared_gpu.shared_gpus(4) == ["3"] * 4
+    with pytest.raises(CouldNotRun, match="Exclusive_Process"):
+        shared_gpu.shared_gpus(2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(CouldNotRun, match="no GPU is visible"):
+        shared_gpu.shared_gpus(2)
+
+
+def test_the_seconds_for_calls_are_what_starts_and_waits_leave() -> None:
+    now = [0.0]
+    shares = shared_gpu.Shares(shared_gpu.Budget(100.0, lambda: now[0]), 60.0)
+    small, large = shared_gpu.Part(0.0, 2.0), shared_gpu.Part(3.0)
+    for part, took in (
+        (small, 22.0),
+        (small, 6.0),
+    ):  # the first start is from a cold disk, and no measure of the others
+        shares.took(took, part, 0.0)
+        now[0] += took
+    assert shares.start_s() == 4.0
+    # 72 s are left, and three starts, one wait and the end take 17 of them
+    assert shares.calls_s([large, shared_gpu.Part(1.0), small]) == pytest.approx((72 - 17) * 3 / 4)
+    assert shares.calls_s([small, large]) == shares.calls_s([large] * 30) == shared_gpu.LEAST_CALLS_S
+    assert shared_gpu.Shares(shared_gpu.Budget(None), 60.0).calls_s([large]) == 60.0
+    now[0] = 95.5
+    assert not shares.fits(large) and shares.fits(shared_gpu.Part(0.0))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_calls_end_where_rank_0_says_so(shared: bool) -> None:
+    """Wherever this rank's own clock stands: all ranks must make the same number of calls."""
+    asked: list[bool] = []
+
+    class Led:
+        def gather(self, value: Any) -> list[Any]:
+            asked.append(value)
+            return [len(asked) == 3, value]
+
+    class Fine:
+        def check(self) -> None: ...
+
+    rank = object.__new__(faults.Rank)
+    rank.shared, rank._calls_s, rank.emulated, rank.exchange, rank.reduce = shared, 1e6, True, Led(), Fine()
+    rank.settle = lambda: None
+    assert list(rank.paced(100, 10)) == list(range(30 if shared else 100))
+    assert asked == ([False] * 3 if shared else [])
+    rank._calls_s = 0.0
+    assert len(list(rank.paced(10, 2))) == 10 and asked[3:] == ([True] * 4 if shared else [])
+
+
+def test_every_scenario_that_shares_a_gpu_is_one_that_there_is() -> None:
+    assert set(faults.PARTS) | set(faults.FIRST) <= set(faults.SCENARIOS)
+    assert all(not faults.PARTS.get(name, faults.FIXED).weight for name in faults.FIRST)
+
+
+def test_a_record_of_ranks_that_share_a_gpu_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "faults.json"
+    given: list[tuple[str, float | None]] = []
+
+    def made(name: str, _: Any, gpus: list[str], __: Any, calls_s: float | None, ___: float) -> tuple[str, str]:
+        given.append((name, calls_s))
+        return faults.PASS, f"{len(gpus)} ranks"
+
+    monkeypatch.setattr(faults, "run_one", made)
+    argv = ["--emulate", __file__, "--share-gpu", "4", "--only", "values packets; special values", "--json", str(out)]
+    assert faults.main(argv) == 0
+    record = json.loads(out.read_text())
+    assert record["note"] == shared_gpu.NOTE and record["shared_gpu"] and record["gpus"] == 1 and record["ranks"] == 4
+    assert [name for name, _ in given] == ["special values", "values packets"]
+    assert all(calls_s is not None for _, calls_s in given) and capsys.readouterr().out.count(shared_gpu.NOTE) == 2
+    assert "at most 10000 of each form" in record["scenarios"]["values packets"]["words"]
+    assert faults.main([*argv[:2], *argv[4:]]) == 0
+    assert given[-1] == ("special values", None) and not json.loads(out.read_text())["shared_gpu"]
