@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sm86.cli.guard import require_values, whole_number
-from sm86.cli.model_view import Bar, show, show_todo
+from sm86.cli.model_view import Bar, say, show, show_todo
 from sm86.errors import EXIT_OK, CheckFailed, CouldNotRun
 from sm86.files import write_atomic
 from sm86.spec import Model, load_all, load_checkpoint, load_envelope
@@ -133,7 +133,7 @@ def fetch(
     many = whole_number(connections, "connections", 1, MAX_CONNECTIONS) or CONNECTIONS
     token = find_token(os.environ, Path(token_file) if token_file else None, Path.home())
     the_hub = hub.Hub(hub.endpoint_of(os.environ), token)
-    listing = the_hub.listing(wanted, at, time.sleep)
+    listing = the_hub.listing(wanted, at, time.sleep, say)
     _require_same_pin(before, lock_path, wanted, listing, update)
 
     if dry_run:
@@ -156,6 +156,7 @@ def fetch(
         first = one.look(check=False)
         require_room(first, target)
         bar.total(first.total_bytes, first.total_bytes - first.missing_bytes)
+        bar.say(f"{len(first.files)} files to fetch, {first.missing_bytes / 1e9:.3f} GB, into {target}")
         files = one.run()
     one.tidy()
     made = _lock_fetched(target, wanted, listing.commit, files)

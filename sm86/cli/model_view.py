@@ -27,6 +27,12 @@ def _out(text: str) -> None:
     print("".join(sign if sign.isprintable() else "?" for sign in text))
 
 
+def say(text: str) -> None:
+    """A line of news on stderr, at once, also where it is piped."""
+    if sys.stderr is not None:
+        print("".join(sign if sign.isprintable() else "?" for sign in text), file=sys.stderr, flush=True)
+
+
 def show(seen: Inspection, repository: str, provenance: str) -> None:
     """The report of one checkpoint."""
     place = seen.place
@@ -103,7 +109,7 @@ class Bar:
                 self._rich.update(self._task, completed=self._done)
             elif self._total and time.monotonic() - self._said > LINE_S:
                 self._said = time.monotonic()
-                self._line(f"{self._what}: {self._done / 1e9:.2f} of {self._total / 1e9:.2f} GB")
+                say(f"{self._what}: {self._done / 1e9:.2f} of {self._total / 1e9:.2f} GB")
 
     def say(self, text: str) -> None:
         """One line of news."""
@@ -111,8 +117,4 @@ class Bar:
             if self._rich is not None:
                 self._rich.console.print(text, markup=False, highlight=False)
             elif self._what:
-                self._line(text)
-
-    def _line(self, text: str) -> None:
-        if sys.stderr is not None:
-            print("".join(sign if sign.isprintable() else "?" for sign in text), file=sys.stderr, flush=True)
+                say(text)

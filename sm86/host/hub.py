@@ -85,8 +85,16 @@ class Hub:
     token: Token | None
     silence_s: float = SILENCE_S
 
-    def listing(self, repository: str, revision: str, wait: Callable[[float], object]) -> Listing:
-        """What the revision holds; tries TRIES times. wait: sleeps that many seconds. Raises CouldNotRun."""
+    def listing(
+        self,
+        repository: str,
+        revision: str,
+        wait: Callable[[float], object],
+        say: Callable[[str], object] = lambda _: None,
+    ) -> Listing:
+        """What the revision holds; tries TRIES times. wait: sleeps that many seconds; say: is told what is asked, and
+        each failure that is waited out. Raises CouldNotRun."""
+        say(f"asking {self.host} which files {repository} holds at {revision}")
         for failures in range(1, TRIES + 1):
             try:
                 return self._listing_once(repository, revision)
@@ -96,7 +104,9 @@ class Hub:
                         f"{self.host} does not answer: {broken}",
                         f"see whether this machine reaches it, or name a mirror in {ENDPOINT_VARIABLE}",
                     ) from None
-                wait(pause_s(broken, failures))
+                seconds = pause_s(broken, failures)
+                say(f"{self.host}: {broken}; again in {seconds:.0f} s (try {failures + 1} of {TRIES})")
+                wait(seconds)
         raise AssertionError("unreachable")
 
     @property

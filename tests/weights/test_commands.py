@@ -18,6 +18,7 @@ import pytest
 
 from sm86.cli import engines, model
 from sm86.cli.guard import guard
+from sm86.host.hub import Hub, Listing
 from sm86.launch.checks import require_model
 from sm86.weights.folder import look
 from sm86.weights.lock import read as read_lock
@@ -207,6 +208,25 @@ def test_fetch_pins_locks_and_can_be_checked(hub: StandIn, tmp_path: Path, capsy
     model.check(str(target), hash=True, json=True)
     found = states(capsys)
     assert (found["lock"], found["bytes"], found["tensors"]) == ("pass", "pass", "pass")
+
+
+def test_what_a_fetch_does_is_said_before_it_is_done(
+    hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A hub that does not answer is asked for half a minute, and a first file takes as long: a pipe is told too."""
+    said: list[str] = []
+    listing_once = Hub._listing_once
+
+    def slowly(self: Hub, repository: str, revision: str) -> Listing:
+        said.append(capsys.readouterr().err)
+        return listing_once(self, repository, revision)
+
+    monkeypatch.setattr(Hub, "_listing_once", slowly)
+    assert model.fetch(str(tmp_path / "m"), json=True) == 0
+    assert said == [f"asking 127.0.0.1 which files {REPOSITORY} holds at main\n"]
+    told = capsys.readouterr()
+    assert told.err.startswith(f"{len(hub.files)} files to fetch, ") and str(tmp_path / "m") in told.err
+    assert json.loads(told.out)["schema"] == "sm86.model-fetched"
 
 
 def test_the_default_folder_is_the_envelope_s(

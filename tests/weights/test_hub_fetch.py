@@ -281,8 +281,13 @@ def test_a_hub_that_never_answers() -> None:
         taken.bind(("127.0.0.1", 0))
         client = Hub(f"http://127.0.0.1:{taken.getsockname()[1]}", None)
         with pytest.raises(CouldNotRun, match=r"127.0.0.1 does not answer: Connection refused"):
-            client.listing(REPOSITORY, "main", told.waits.append)
+            client.listing(REPOSITORY, "main", told.waits.append, told.say)
     assert told.waits == [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert told.lines[0] == f"asking 127.0.0.1 which files {REPOSITORY} holds at main"
+    assert told.lines[1:] == [
+        f"127.0.0.1: Connection refused; again in {wait:.0f} s (try {number} of 6)"
+        for number, wait in enumerate(told.waits, 2)
+    ]
 
 
 @pytest.mark.parametrize(
