@@ -61,7 +61,8 @@ def stream(
     Ctrl-C is passed on to the client, which cancels the build, and then raised again.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w", encoding="utf-8") as file:
+    # line by line, as a person who waits for an hour's step looks into it
+    with log.open("w", encoding="utf-8", buffering=1) as file:
         try:
             process = subprocess.Popen(
                 list(argv),

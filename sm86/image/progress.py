@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 _LINE = re.compile(r"#(\d+) (.*)")
 _STEP = re.compile(r"\[(?:(?P<stage>[\w-]+) )?(?:stage-\d+ )? *(?P<number>\d+)/(?P<total>\d+)\] (?P<text>.*)")
 _OUTPUT = re.compile(r"\d+\.\d+ (.*)")
+_COUNT = re.compile(r"\[(\d+)/([1-9]\d*)\] ")
 _DONE = re.compile(r"DONE ([\d.]+)s")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -17,12 +18,16 @@ KEPT_LINES = 12
 
 @dataclass(slots=True)
 class Step:
-    """One step: `title` in words, its state ("running", "done", "cached", "failed"), its last lines of output."""
+    """One step: `title` in words, its state ("running", "done", "cached", "failed"), its last lines of output.
+
+    tenths: how much of it was told, by the count that a compiler's driver prints before each line ("[41/82] ...").
+    """
 
     title: str
     state: str = "running"
     seconds: float = 0.0
     told: bool = False
+    tenths: int = 0
     output: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
 
 
@@ -81,7 +86,21 @@ class Progress:
             if not step.told:
                 step.told = True
                 return f"{step.title} ..."
+            return _counted(step, words)
         return None
+
+
+def _counted(step: Step, words: str) -> str | None:
+    """What is worth telling of a step that counts: once for each tenth of it, and not its end, which is told anyway."""
+    found = _COUNT.match(words)
+    if not found:
+        return None
+    number, total = int(found[1]), int(found[2])
+    tenths = number * 10 // total
+    if tenths <= step.tenths or number >= total:
+        return None
+    step.tenths = tenths
+    return f"{step.title.partition(': ')[0]}: {number} of {total}"
 
 
 def _title(text: str) -> str:

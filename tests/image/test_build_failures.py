@@ -126,3 +126,14 @@ def test_of_two_failures_the_cause_is_shown_and_not_the_one_that_was_stopped():
         progress.feed(line)
     assert progress.failed().title == "b 1/2: RUN false"
     assert Progress().failed() is None
+
+
+def test_a_long_step_that_counts_is_told_of_by_tenths():
+    progress = Progress()
+    lines = ["#20 [native 4/4] RUN --mount=type=cache build it", "#20 0.5 1 compilers at once"]
+    lines += [f"#20 {n}.0 [{n}/82] Building CUDA object a.cu.o" for n in range(1, 83)]
+    told = [words for line in lines if (words := progress.feed(line))]
+    assert told[0] == "native 4/4: RUN build it ..."
+    assert told[1:3] == ["native 4/4: 9 of 82", "native 4/4: 17 of 82"] and told[-1] == "native 4/4: 74 of 82"
+    assert len(told) == 10
+    assert progress.feed("#20 90.0 [0/0] nothing, and no count") is None
