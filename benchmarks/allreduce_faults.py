@@ -70,7 +70,7 @@ class Rank:
         self.exchange = SocketExchange(arguments.meet, arguments.rank, arguments.world)
         self.calls = arguments.calls
         self.shared = arguments.calls_s is not None
-        self._calls_s: float = arguments.calls_s or 0.0
+        self.left_s: float = arguments.calls_s or 0.0
         library = self._emulated_library(arguments.emulate) if self.emulated else binding.library
         self.make: Callable[..., HostAllReduce] = lambda **more: HostAllReduce(
             self.exchange, 0, library=library, **{"timeout_s": timeout_s, "local_ranks": local_ranks, **more}
@@ -96,7 +96,7 @@ class Rank:
         `together`: how many are made before the ranks look at the clock, at rank 0's, so that all of them end at one.
         """
         began = time.monotonic()
-        given = self._calls_s * part
+        given = self.left_s * part
         try:
             for number in range(count):
                 yield number
@@ -107,7 +107,7 @@ class Rank:
                     if self.exchange.gather(time.monotonic() - began > given)[0]:
                         return
         finally:
-            self._calls_s = max(0.0, self._calls_s - (time.monotonic() - began))
+            self.left_s = max(0.0, self.left_s - (time.monotonic() - began))
 
     def together(self) -> None:
         """All ranks have come this far, with the kernels loaded that a scenario of ends uses beside the library's."""
@@ -216,7 +216,7 @@ def exact(rank: Rank, kind: str, local_ranks: int) -> dict[str, Any]:
         for dtype in (torch.bfloat16, torch.float32):
             plan = Plan(algorithm, 256)
             if rank.rank == 0:
-                say(f"{kind}, {size} bytes, {dtype}: {rank.calls} calls")
+                say(f"{kind}, {size} bytes, {dtype}: at most {rank.calls} calls")
             for number in rank.paced(rank.calls // 2, 10, 1 / parts):
                 rank.skew(number)
                 rank.checked(size, plan, dtype)
@@ -432,7 +432,7 @@ def rank_main(arguments: argparse.Namespace) -> int:
     _, options, run = SCENARIOS[arguments.scenario]
     if options.get("eight"):
         if 8 % arguments.world:
-            tell({"not made": f"8 ranks do not divide among {arguments.world} GPUs"})
+            tell({"not made": f"8 ranks do not divide among {arguments.world} processes"})
             return EXIT_OK
         options = {"local_ranks": 8 // arguments.world}
     try:
@@ -440,7 +440,7 @@ def rank_main(arguments: argparse.Namespace) -> int:
     except SetupFailed as failed:
         tell({"setup": failed.reason})
         return EXIT_FINDING
-    tell(run(rank))
+    tell({**run(rank), "spent_s": round((arguments.calls_s or 0.0) - rank.left_s, 1)})
     rank.reduce.close()
     return EXIT_OK
 
@@ -490,8 +490,11 @@ def judged(kind: str, results: dict[int, Any], world: int) -> tuple[str, str]:
 
 def run_one(
     name: str, arguments: argparse.Namespace, gpus: list[str], budget: Budget, calls_s: float | None, most_s: float
-) -> tuple[str, str]:
-    """calls_s: seconds for its calls, where ranks share a GPU. most_s: when it is broken off."""
+) -> tuple[str, str, float]:
+    """State, words, and the seconds of calls, where ranks share a GPU: at most about `calls_s` are meant for them.
+
+    most_s: when it is broken off.
+    """
     kind = SCENARIOS[name][0]
     extra = ["--scenario", name, "--calls", str(arguments.calls)]
     if arguments.emulate:
@@ -503,14 +506,14 @@ def run_one(
     if kind == "shm":
         filler = fill_shared_memory()
         if isinstance(filler, str):
-            return NOT_MADE, filler
+            return NOT_MADE, filler, 0.0
     limit = min(most_s, budget.left())
     try:
         with Group(__file__, gpus, extra, limit_s=limit + 10.0) as group:
             survivors = [rank for rank in range(len(gpus)) if not (kind == "gone" and rank == VICTIM)]
             results = group.wait(limit, survivors)
             if kind == "crash":
-                return _crashed(group, results, before)
+                return *_crashed(group, results, before), 0.0
             state, words = judged("values" if kind == "shm" else kind, results, len(gpus))
             if state == FAIL and group.timed_out and limit < most_s:
                 state, words = NOT_MADE, f"{budget.words()} in the middle of it"
@@ -518,7 +521,8 @@ def run_one(
                 words += f"; not at its end after {limit:g} s"
             if state != PASS:
                 words += "".join(f"\n    rank {rank}: {group.words(rank, 30)}" for rank in range(len(gpus)))
-            return state, words
+            spent = (result.get("spent_s", 0.0) for result in results.values() if isinstance(result, dict))
+            return state, words, max(spent, default=0.0)
     finally:
         if isinstance(filler, int):
             os.close(filler)
@@ -534,10 +538,10 @@ def run_shared(
     calls_s = shares.calls_s(parts)
     most_s = min(arguments.limit, shares.limit_s(parts[0], calls_s))
     began = time.monotonic()
-    state, words = run_one(names[0], arguments, gpus, budget, calls_s, most_s)
-    shares.took(time.monotonic() - began, parts[0], calls_s if parts[0].weight else 0.0)
+    state, words, spent_s = run_one(names[0], arguments, gpus, budget, calls_s, most_s)
+    shares.took(time.monotonic() - began, parts[0], spent_s)
     if parts[0].weight and state == PASS:
-        words += f" (as many as {calls_s:.0f} s held; at most {arguments.calls} of each form were asked for)"
+        words += f" ({spent_s:.1f} s of calls, its share was {calls_s:.1f} s; at most {arguments.calls} of each form)"
     return state, words
 
 
@@ -624,7 +628,7 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.share_gpu:
             found[name] = run_shared(names[number:], arguments, gpus, budget, shares)
         elif budget.allows(LEAST_S):
-            found[name] = run_one(name, arguments, gpus, budget, None, arguments.limit)
+            found[name] = run_one(name, arguments, gpus, budget, None, arguments.limit)[:2]
         else:
             found[name] = NOT_MADE, budget.words()
         state, words = found[name]

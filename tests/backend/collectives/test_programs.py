@@ -366,11 +366,11 @@ def test_calls_end_where_rank_0_says_so(shared: bool) -> None:
         def check(self) -> None: ...
 
     rank = object.__new__(faults.Rank)
-    rank.shared, rank._calls_s, rank.emulated, rank.exchange, rank.reduce = shared, 1e6, True, Led(), Fine()
+    rank.shared, rank.left_s, rank.emulated, rank.exchange, rank.reduce = shared, 1e6, True, Led(), Fine()
     rank.settle = lambda: None
     assert list(rank.paced(100, 10)) == list(range(30 if shared else 100))
     assert asked == ([False] * 3 if shared else [])
-    rank._calls_s = 0.0
+    rank.left_s = 0.0
     assert len(list(rank.paced(10, 2))) == 10 and asked[3:] == ([True] * 4 if shared else [])
 
 
@@ -385,9 +385,9 @@ def test_a_record_of_ranks_that_share_a_gpu_says_so(
     out = tmp_path / "faults.json"
     given: list[tuple[str, float | None]] = []
 
-    def made(name: str, _: Any, gpus: list[str], __: Any, calls_s: float | None, ___: float) -> tuple[str, str]:
+    def made(name: str, _: Any, gpus: list[str], __: Any, calls_s: float | None, ___: float) -> Any:
         given.append((name, calls_s))
-        return faults.PASS, f"{len(gpus)} ranks"
+        return faults.PASS, f"{len(gpus)} ranks", 1.25
 
     monkeypatch.setattr(faults, "run_one", made)
     argv = ["--emulate", __file__, "--share-gpu", "4", "--only", "values packets; special values", "--json", str(out)]
@@ -396,6 +396,6 @@ def test_a_record_of_ranks_that_share_a_gpu_says_so(
     assert record["note"] == shared_gpu.NOTE and record["shared_gpu"] and record["gpus"] == 1 and record["ranks"] == 4
     assert [name for name, _ in given] == ["special values", "values packets"]
     assert all(calls_s is not None for _, calls_s in given) and capsys.readouterr().out.count(shared_gpu.NOTE) == 2
-    assert "at most 10000 of each form" in record["scenarios"]["values packets"]["words"]
+    assert "1.2 s of calls, its share was" in record["scenarios"]["values packets"]["words"]
     assert faults.main([*argv[:2], *argv[4:]]) == 0
     assert given[-1] == ("special values", None) and not json.loads(out.read_text())["shared_gpu"]
