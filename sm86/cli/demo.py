@@ -7,14 +7,13 @@ import shlex
 import sys
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm86.cli import boot, boot_view
+from sm86.cli.ending import end
 from sm86.cli.engines import ROOT, open_engine
 from sm86.cli.served import served
-from sm86.errors import EXIT_FINDING, EXIT_OK, CheckFailed, CouldNotRun, Sm86Error
-from sm86.files import write_atomic
+from sm86.errors import EXIT_FINDING, EXIT_OK, CheckFailed, CouldNotRun
 from sm86.record import Record, save
 from sm86.record.store import results_dir
 from sm86.spec import Envelope, load_envelope
@@ -45,7 +44,8 @@ def demo(
         return _show_plan(envelope, engine, port, offline_base, keep, json)
     _build(engine, offline_base)
     server = open_engine(envelope, engine, port, to_start=True)
-    if server.state().is_up:
+    before = server.state()
+    if before.is_up:
         option = "" if engine == "docker" else f" --engine {engine}"
         raise CouldNotRun(f"{envelope.name} already runs", f"stop it first: invoke down --envelope {ENVELOPE}{option}")
     records: list[Record] = []
@@ -53,10 +53,7 @@ def demo(
         records.append(_boot(server, envelope))
         records += _prove(server, envelope)
     finally:
-        log = _keep_log(server)
-        if not keep:
-            _say("stopping the server")
-            server.stop()
+        log = end(server, before, _say, stop=not keep)
     paths = [save(record) for record in records]
     good = all(_is_good(record) for record in records)
     if json:
@@ -69,7 +66,8 @@ def demo(
 
         Console().print(report(envelope, records))
         print("records: " + ", ".join(map(str, paths)))
-        print(f"log: {log}")
+        if log is not None:
+            print(f"log: {log}")
         print("The demo is complete." if good else "The demo ran, and something is not as it should be: see above.")
     return EXIT_OK if good else EXIT_FINDING
 
@@ -148,17 +146,6 @@ def _prove(server: ServerEngine, envelope: Envelope) -> list[Record]:
         client = Client(parse_address(now.base_url), read_api_key(None))
         result = run(envelope, plan(envelope), client, now.conditions, state, shown)
     return [verified, to_record(result)]
-
-
-def _keep_log(server: ServerEngine) -> Path:
-    """The server's log beside the records: stopping a container takes its log with it, and a fault needs it."""
-    path = results_dir() / ENVELOPE / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-server.log"
-    try:
-        write_atomic(path, b"".join(server.log_chunks(follow=False, this_run=True)))
-        _say(f"the server's log is kept: {path}")
-    except Sm86Error as error:
-        _say(f"the server's log cannot be kept: {error.what}")
-    return path
 
 
 def _is_good(record: Record) -> bool:

@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm86.cli import boot_view
+from sm86.cli.ending import keep_log
 from sm86.cli.engines import open_engine
 from sm86.cli.served import gpu_watcher, gpus_of
-from sm86.errors import CheckFailed, CouldNotRun, Sm86Error, printable
-from sm86.files import write_atomic
+from sm86.errors import CheckFailed, CouldNotRun, printable
 from sm86.ladder.rungs import Rung
 from sm86.measure.telemetry import summarise
 from sm86.record import Conditions, Record, save
 
 if TYPE_CHECKING:
     from sm86.host.engine import ServerEngine
-
-STAMP = "%Y%m%dT%H%M%SZ"
 
 
 class LadderHands:
@@ -114,7 +112,7 @@ class LadderHands:
         if server.state().kind == MISSING:
             return
         try:
-            self._keep_log(rung, server)
+            keep_log(server, say, self._results)
             stopped = server.stop()
         except KeyboardInterrupt:
             # who is impatient must not leave a server on the GPUs
@@ -146,14 +144,6 @@ class LadderHands:
             f"{rung.envelope.name} already runs, and a ladder starts its own server",
             f"stop it first: invoke down --envelope {rung.envelope.name}{option}",
         )
-
-    def _keep_log(self, rung: Rung, server: ServerEngine) -> None:
-        """Stopping a container takes its log with it, and a fault needs it."""
-        path = self._results / rung.envelope.name / f"{datetime.now(UTC):{STAMP}}-server.log"
-        try:
-            write_atomic(path, b"".join(server.log_chunks(follow=False, this_run=True)))
-        except Sm86Error as error:
-            say(f"the server's log cannot be kept: {error.what}")
 
 
 class _Watched:

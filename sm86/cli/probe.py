@@ -6,13 +6,14 @@ import json as json_module
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm86.cli import boot_view
 from sm86.cli.bench import progress
+from sm86.cli.ending import end
 from sm86.cli.engines import open_engine
 from sm86.cli.guard import whole_number
 from sm86.cli.intended import tell_intended
@@ -45,12 +46,13 @@ LOG_WAIT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """What one probing boot gave. sequence_s: seconds from the first to the last token of the slowest sequence."""
+    """What one probing boot gave. log: where the server's whole log is kept."""
 
     lines: Lines
     conditions: Conditions
     tok_s: float | None
     tokens_per_step: float | None
+    log: Path | None = None
 
 
 def dispatch(
@@ -77,14 +79,14 @@ def dispatch(
         return tell_intended("probe.dispatch", _intended(envelope, engine, port, settings, wanted), json)
     key = read_api_key(api_key_file)
     started, began = datetime.now(UTC), time.monotonic()
-    boot = _boot(envelope, engine, port, settings, wanted, key)
+    boot = _boot(envelope, engine, port, settings, wanted, key, Path(results_dir))
     found = readouts.read_out(boot.lines, expected_of(envelope))
     numbers = [Number(f"batches {outcome}", float(count), "") for outcome, count in sorted(found.counts.items())]
     verdict = Verdict("dispatch", found.state, found.text)
     details = {"name": "dispatch", "settings": list(settings), **_plain(found)}
     record = _record(envelope, started, began, boot, numbers, verdict, details)
     path = save(record, Path(results_dir))
-    _tell(envelope, record, path, found.mend, found.evidence, _kind_lines(found.kinds), json)
+    _tell(envelope, record, path, boot.log, found.mend, found.evidence, _kind_lines(found.kinds), json)
     return EXIT_OK if found.state == readouts.PASS else EXIT_FINDING
 
 
@@ -119,7 +121,7 @@ def spec(
         return tell_intended("probe.spec", _intended(envelope, engine, port, settings, wanted), json)
     key = read_api_key(api_key_file)
     started, began = datetime.now(UTC), time.monotonic()
-    boot = _boot(envelope, engine, port, settings, wanted, key)
+    boot = _boot(envelope, engine, port, settings, wanted, key, Path(results_dir))
     rates = Rates(boot.tok_s, _plain_rate(envelope, boot.conditions, Path(results_dir)), boot.tokens_per_step)
     count = int(parse_json(drafts)["num_speculative_tokens"])
     found = spec_readouts.read_spec(boot.lines, expected_of(envelope, count), rates)
@@ -135,7 +137,7 @@ def spec(
     details = {"name": "spec", "kind": found.kind, "settings": list(settings), **_plain(found)}
     record = _record(envelope, started, began, boot, numbers, verdict, details)
     path = save(record, Path(results_dir))
-    _tell(envelope, record, path, found.mend, found.evidence, _kind_lines(found.target.kinds), json)
+    _tell(envelope, record, path, boot.log, found.mend, found.evidence, _kind_lines(found.target.kinds), json)
     return EXIT_OK if found.state == readouts.PASS else EXIT_FINDING
 
 
@@ -146,48 +148,51 @@ def expected_of(envelope: Envelope, spec_tokens: int = 0) -> Expected:
 
 
 def _boot(
-    envelope: Envelope, engine: str, port: str | int | None, settings: Sequence[str], tokens: int, key: str | None
+    envelope: Envelope,
+    engine: str,
+    port: str | int | None,
+    settings: Sequence[str],
+    tokens: int,
+    key: str | None,
+    results: Path,
 ) -> Boot:
-    """One boot with these settings, some decode, its log read; stopped at the end in every case."""
-    from sm86.host.facts import conditions
-    from sm86.host.watch import boot_and_wait
-
+    """One boot with these settings, some decode, its log read and kept; stopped at the end in every case."""
     option = "" if engine == "docker" else f" --engine {engine}"
     server = open_engine(envelope, engine, port, settings)
-    if server.state().is_up:
+    before = server.state()
+    if before.is_up:
         raise CouldNotRun(
             f"{envelope.name} runs already, and a probe boots it anew",
             f"stop it first: invoke down --envelope {envelope.name}{option}",
         )
     server = open_engine(envelope, engine, port, settings, to_start=True)
     try:
-        with boot_view.progress(f"{envelope.name} starts for a probe ({engine})") as show:
-            result = boot_and_wait(server, envelope, show)
-        if result.failure is not None:
-            raise CheckFailed(
-                f"the probe's boot failed: {result.failure.what}",
-                result.failure.mend,
-                tuple(text for _, text in result.failure.lines[:5]),
-            )
-        tok_s, per_step = _decode(envelope, server, tokens, key)
-        lines = _lines_of(server)
-        return Boot(lines, conditions(server, envelope, result.manifest), tok_s, per_step)
+        boot = _probed(envelope, server, tokens, key)
     finally:
-        print(f"sm86: stopping {server.describe()}", file=sys.stderr, flush=True)
-        try:
-            server.stop()
-        except KeyboardInterrupt:
-            # who is impatient must not leave a server on the GPUs
-            server.stop()
-            raise
+        log = end(server, before, _say, results)
+    return replace(boot, log=log)
+
+
+def _probed(envelope: Envelope, server: ServerEngine, tokens: int, key: str | None) -> Boot:
+    from sm86.host.facts import conditions
+    from sm86.host.watch import boot_and_wait
+
+    with boot_view.progress(f"{envelope.name} starts for a probe ({server.kind})") as show:
+        result = boot_and_wait(server, envelope, show)
+    if result.failure is not None:
+        raise CheckFailed(
+            f"the probe's boot failed: {result.failure.what}",
+            result.failure.mend,
+            tuple(text for _, text in result.failure.lines[:5]),
+        )
+    tok_s, per_step = _decode(envelope, server, tokens, key)
+    return Boot(_lines_of(server), conditions(server, envelope, result.manifest), tok_s, per_step)
 
 
 def _decode(
     envelope: Envelope, server: ServerEngine, tokens: int, key: str | None
 ) -> tuple[float | None, float | None]:
     """Decode `tokens` of every sequence at once: aggregate tok/s while all decode, and tokens per step."""
-    from dataclasses import replace
-
     from sm86.measure import plan as plans
     from sm86.measure import preflight
     from sm86.measure.client import Client, Request, ServerFault, parse_address, run_together
@@ -266,7 +271,7 @@ def _record(
         conditions=boot.conditions,
         numbers=tuple(numbers),
         verdicts=(verdict,),
-        details=details,
+        details=details | {"server_log": boot.log.name if boot.log else None},
     )
 
 
@@ -289,6 +294,7 @@ def _tell(
     envelope: Envelope,
     record: Record,
     path: Path,
+    log: Path | None,
     mend: str,
     evidence: Sequence[str],
     kinds: Sequence[str],
@@ -297,6 +303,7 @@ def _tell(
     verdict = record.verdicts[0]
     if json:
         values = {"envelope": envelope.name, **asdict(verdict), "mend": mend, **record.details, "record": str(path)}
+        values["server_log"] = str(log) if log else None
         print(json_module.dumps({"schema": SCHEMA, "version": VERSION, **values}, indent=2))
         return
     print(f"{envelope.name}: {verdict.name}: {verdict.state}")
@@ -307,6 +314,12 @@ def _tell(
     if mend:
         print(f"mend: {mend}")
     print(f"record: {path}")
+    if log is not None:
+        print(f"log: {log}")
+
+
+def _say(text: str) -> None:
+    print(printable(f"sm86: {text}"), file=sys.stderr, flush=True)
 
 
 def _tell_not_applicable(envelope: Envelope, probe: str, json: bool) -> int:
@@ -327,5 +340,5 @@ def _intended(
         f"  1. boot it with {', '.join(settings)}",
         *(f"       {line}" for line in server.plan()),
         f"  2. decode {tokens} tokens of each of {envelope.serve.sequences} sequences",
-        "  3. read its log, write a record, and bring it down",
+        "  3. read its log, keep it beside the record, and bring it down",
     ]

@@ -33,6 +33,7 @@ class Server:
 
     kind = "docker"
     base_url = "http://127.0.0.1:9"
+    envelope = CPU.envelope
 
     def __init__(self, state: str = MISSING, leftovers: tuple[str, ...] = (), log: bytes = LOG) -> None:
         self.now, self.left, self.log = state, leftovers, log

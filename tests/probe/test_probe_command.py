@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from sm86.boot.state import MISSING, RUNNING, EngineState
+from sm86.boot.state import EXITED, MISSING, RUNNING, EngineState
+from sm86.cli import ending
 from sm86.cli import probe as cli
 from sm86.errors import CheckFailed, CouldNotRun
 from sm86.record import Conditions, Number, Record, load, save
@@ -23,9 +25,13 @@ class Server:
 
     def __init__(self, envelope, url: str, text: str, up: bool) -> None:
         self.envelope, self.base_url, self._text, self.up, self.stops = envelope, url, text, up, 0
+        self.before = MISSING
+
+    def start(self) -> None:
+        self.up = True
 
     def state(self) -> EngineState:
-        return EngineState(RUNNING if self.up else MISSING)
+        return EngineState(RUNNING if self.up else self.before)
 
     def describe(self) -> str:
         return "process 1"
@@ -38,6 +44,7 @@ class Server:
 
     def stop(self) -> None:
         self.stops += 1
+        self.up = False
 
 
 @pytest.fixture
@@ -55,7 +62,12 @@ def booted(monkeypatch):
 
     opened: list[tuple] = []
     result = SimpleNamespace(failure=None, manifest=None)
-    monkeypatch.setattr(watch, "boot_and_wait", lambda *_: result)
+
+    def boot_and_wait(server: Server, *_: object) -> SimpleNamespace:
+        server.start()
+        return result
+
+    monkeypatch.setattr(watch, "boot_and_wait", boot_and_wait)
     behaviour = replay.Behaviour()
     with replay.serving(behaviour) as found:
 
@@ -143,6 +155,73 @@ def test_a_boot_that_fails_is_told_with_its_reason_and_brought_down(booted, tmp_
     with pytest.raises(CheckFailed, match="the probe's boot failed: out of memory") as caught:
         cli.spec("e", "local", results_dir=tmp_path)
     assert caught.value.evidence == ("CUDA OOM",) and server.stops == 1
+    assert kept_log(tmp_path, booted.envelope.name) == "\n".join(HIT)
+
+
+def kept_log(results: Path, name: str) -> str:
+    (log,) = (results / name).glob("*-server.log")
+    return log.read_text()
+
+
+def test_the_server_s_log_is_kept_beside_the_record(booted, tmp_path, capsys) -> None:
+    """The record holds the first lines alone, and a container that is removed takes its log with it."""
+    booted(LOST)
+    assert cli.dispatch("e", "local", results_dir=tmp_path) == 1
+    assert kept_log(tmp_path, booted.envelope.name) == "\n".join(LOST)
+    (log,) = (tmp_path / booted.envelope.name).glob("*-server.log")
+    record = load(next((tmp_path / booted.envelope.name).glob("*-probe.json")))
+    assert record.details["server_log"] == log.name
+    told = capsys.readouterr()
+    assert f"log: {log}" in told.out and told.err.index(f"log is kept: {log}") < told.err.index("stopping process 1")
+
+
+def test_a_log_that_cannot_be_kept_costs_neither_record_nor_stop(booted, tmp_path, monkeypatch, capsys) -> None:
+    server = booted(HIT)
+
+    def full(*_: object) -> None:
+        raise CouldNotRun("no space", "make room")
+
+    monkeypatch.setattr(ending, "write_atomic", full)
+    assert cli.dispatch("e", "local", results_dir=tmp_path, json=True) == 0
+    told = capsys.readouterr()
+    assert "the server's log cannot be kept: no space" in told.err and json.loads(told.out)["server_log"] is None
+    assert server.stops == 1
+
+
+@pytest.mark.parametrize("before", [MISSING, EXITED])
+def test_a_start_that_came_to_nothing_is_not_stopped(booted, tmp_path, monkeypatch, before, capsys) -> None:
+    """No driver, no image, a taken port: what an earlier start left is neither stopped nor told as this one's."""
+    server = booted(HIT)
+    server.before = before
+
+    def refused() -> None:
+        raise CouldNotRun("no NVIDIA driver", "install it")
+
+    monkeypatch.setattr(server, "start", refused)
+    with pytest.raises(CouldNotRun, match="no NVIDIA driver"):
+        cli.dispatch("e", "docker", results_dir=tmp_path)
+    assert server.stops == 0 and "stopping" not in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_cannot_be_asked_is_stopped(booted, tmp_path, monkeypatch) -> None:
+    server = booted(HIT)
+    right = server.state
+    began = []
+
+    def state() -> EngineState:
+        if began:
+            raise CouldNotRun("the engine does not answer", "start it")
+        return right()
+
+    def start() -> None:
+        began.append(True)
+        raise CouldNotRun("the engine went away", "start it")
+
+    monkeypatch.setattr(server, "state", state)
+    monkeypatch.setattr(server, "start", start)
+    with pytest.raises(CouldNotRun, match="went away"):
+        cli.dispatch("e", "local", results_dir=tmp_path)
+    assert server.stops == 1
 
 
 def test_a_server_that_runs_already_is_not_touched(booted, tmp_path) -> None:
