@@ -73,7 +73,7 @@ def test_attention_against_flashmla(kind: str, tokens: int, device: str) -> None
 
 
 def test_decode_logits_against_deepgemm(device: str) -> None:
-    from test_gpu_shapes import indexer_cache
+    from tests.backend.test_gpu_shapes import indexer_cache
     from vllm.utils.deep_gemm import fp8_fp4_paged_mqa_logits, get_paged_mqa_logits_metadata
 
     cache = indexer_cache(300)
@@ -103,7 +103,7 @@ def test_decode_logits_against_deepgemm(device: str) -> None:
 
 
 def test_prefill_logits_against_deepgemm(device: str) -> None:
-    from test_gpu_shapes import indexer_cache
+    from tests.backend.test_gpu_shapes import indexer_cache
     from vllm.utils.deep_gemm import fp8_fp4_mqa_logits
 
     cache = indexer_cache(80)

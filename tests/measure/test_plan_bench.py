@@ -8,14 +8,14 @@ import pytest
 
 from sm86.errors import CouldNotRun
 from sm86.measure.plan import is_warm, plan
-from sm86.spec import load_all, load_envelope
+from sm86.spec import load_all, load_envelope, load_proofs
 
 
-@pytest.mark.parametrize("envelope", load_all(), ids=lambda e: e.name)
+@pytest.mark.parametrize("envelope", (*load_all(), *load_proofs()), ids=lambda e: e.name)
 def test_every_envelope_has_a_plan_that_fits(envelope):
     made = plan(envelope)
     assert made.prompt_tokens + made.decode_tokens < envelope.serve.context
-    assert made.full_context is (envelope.engine == "cuda")
+    assert made.full_context is (envelope.engine == "cuda" and envelope.status != "proof")
     assert made.steps()
 
 
