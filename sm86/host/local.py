@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -94,6 +95,8 @@ class LocalEngine:
         # absolute, so that a later change of the working folder does not lose a running server
         self.folder = (run_dir / envelope.name).absolute()
         self._child: subprocess.Popen[bytes] | None = None
+        # who follows the log asks for the state in a thread of its own, and notes an end while another one stops it
+        self._record = threading.Lock()
 
     @property
     def base_url(self) -> str:
@@ -143,6 +146,10 @@ class LocalEngine:
             self._start_alone(launch)
 
     def state(self) -> EngineState:
+        with self._record:
+            return self._state()
+
+    def _state(self) -> EngineState:
         run = self._run()
         if run is None:
             return EngineState(MISSING)
@@ -187,8 +194,9 @@ class LocalEngine:
         forced, left = self._end(run)
         if not left:
             # the log stays for whoever asks what happened
-            (self.folder / "server.json").unlink(missing_ok=True)
-            self._child = None
+            with self._record:
+                (self.folder / "server.json").unlink(missing_ok=True)
+                self._child = None
         return Stopped(was, time.monotonic() - began, forced, tuple(f"{p.pid} ({p.title})" for p in left))
 
     def halt(self) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,31 @@ def test_another_command_finds_and_stops_it(make):
     assert found is None or found.is_zombie
     assert later.state().kind == MISSING
     assert text_of(later) == "up\n", "the log is there after the server has gone"
+
+
+def test_one_who_looks_while_it_is_stopped_does_not_bring_it_back(make, monkeypatch):
+    """Who follows a boot's log looks at the state in a thread of its own, and notes the end that a stop brings."""
+    engine = make(["sleep", 60])
+    engine.start()
+    os.kill(engine._run().pid, signal.SIGKILL)
+    engine._child.wait()
+    right, noting = engine._save, threading.Event()
+
+    def slowly(run):
+        if threading.current_thread() is looker:
+            noting.set()
+            deadline = time.monotonic() + 1
+            while (engine.folder / "server.json").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+        right(run)
+
+    monkeypatch.setattr(engine, "_save", slowly)
+    looker = threading.Thread(target=engine.state)
+    looker.start()
+    assert noting.wait(30)
+    engine.stop()
+    looker.join()
+    assert engine.state().kind == MISSING
 
 
 def test_what_ignores_sigterm_is_killed_after_the_grace(make):
