@@ -73,8 +73,9 @@ def test_attention_against_flashmla(kind: str, tokens: int, device: str) -> None
 
 
 def test_decode_logits_against_deepgemm(device: str) -> None:
-    from tests.backend.test_gpu_shapes import indexer_cache
     from vllm.utils.deep_gemm import fp8_fp4_paged_mqa_logits, get_paged_mqa_logits_metadata
+
+    from tests.backend.test_gpu_shapes import indexer_cache
 
     cache = indexer_cache(300)
     rows, width = 4, 16384
@@ -103,8 +104,9 @@ def test_decode_logits_against_deepgemm(device: str) -> None:
 
 
 def test_prefill_logits_against_deepgemm(device: str) -> None:
-    from tests.backend.test_gpu_shapes import indexer_cache
     from vllm.utils.deep_gemm import fp8_fp4_mqa_logits
+
+    from tests.backend.test_gpu_shapes import indexer_cache
 
     cache = indexer_cache(80)
     count, rows = 4096, 256
