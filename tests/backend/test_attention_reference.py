@@ -151,6 +151,55 @@ def test_kernel_in_a_graph_follows_the_lengths(device: str) -> None:
     assert int(native.workspace(query.device).counters.abs().sum()) == 0
 
 
+def far_source(cache: torch.Tensor, tokens: int, width: int) -> Source:
+    """Indices of the first and the last blocks alone, in rows of a wider tensor whose rest must not count."""
+    blocks, entries = cache.shape[:2]
+    few = min(blocks // 2, 512 // entries)
+    slots = torch.cat((torch.arange(few * entries), torch.arange((blocks - few) * entries, blocks * entries)))
+    value = torch.randn(len(slots), 512) * (0.2 + torch.rand(len(slots), 1) * 3)
+    nope, rope = value[:, :448].bfloat16().float(), value[:, 448:]
+    pages.write_main(cache, slots.to(cache.device), nope.to(cache.device), rope.to(cache.device))
+    wide = slots[torch.randint(0, len(slots), (tokens, width + 24))].int()
+    wide[torch.rand(wide.shape) < 0.05] = -1
+    wide[1] = -1
+    wide[2, : width // 2] = -1
+    wide[0, 0], wide[0, width - 1] = slots[-1], slots[0]
+    length = torch.full((tokens,), width, dtype=torch.int32)
+    return Source(cache, wide.to(cache.device)[:, :width], length.to(cache.device))
+
+
+@pytest.mark.parametrize("kind", ["c4", "c128"])
+def test_kernel_reads_what_lies_far_and_apart(kind: str, device: str) -> None:
+    """Blocks beyond 2^31 bytes, two caches at other places of a pool or of other pages, index rows further apart than
+    wide, a token without any key and one whose first tiles have none."""
+    needs_gpu(device)
+    from sm86.backend.attention import native
+
+    apart = 37440
+    pool, window_cache = pages.empty_cache(2400, main_page(64), POOL_STRIDE, apart, device)
+    if kind == "c4":
+        extra_cache = torch.as_strided(pool, window_cache.shape, window_cache.stride(), 0)
+    else:
+        _, extra_cache = pages.empty_cache(4000, main_page(2), 1728, 0, device)
+    window, extra = far_source(window_cache, 5, 128), far_source(extra_cache, 5, 512)
+    query, sink = torch.randn(5, 8, 512, device=device).to(torch.bfloat16) * 2, torch.randn(8, device=device)
+    sink[1] = float("-inf")
+    want = attend(query, [window, extra], sink, SCALE)
+    assert float(want[1].abs().max()) == 0.0 < float(want[2].abs().max())
+    for cut in (
+        None,
+        plan.Cut(64, 1, plan.SINGLE),
+        plan.Cut(32, 1, plan.SINGLE),
+        plan.Cut(64, 3, plan.LAST_BLOCK),
+        plan.Cut(32, 5, plan.SHARED),
+    ):
+        out = torch.full_like(query, float("nan"))
+        native.attend(query, window, extra, sink, SCALE, out, cut)
+        assert relative(out, want) < 6e-3, cut
+        assert float(out[1].abs().max()) == 0.0, cut
+    assert int(native.workspace(query.device).counters.abs().sum()) == 0
+
+
 @pytest.mark.parametrize("fault", ["heads", "stride", "index", "dtype", "entries"])
 def test_misfits_are_refused(fault: str, device: str) -> None:
     from sm86.backend.attention import native

@@ -6,10 +6,12 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import random
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from sm86.backend.collectives.build import FOLDER
 from sm86.backend.collectives.communicator import HostAllReduce
 from sm86.backend.collectives.exchange import SocketExchange
 from sm86.backend.collectives.failure import CollectiveFailed, SetupFailed
-from sm86.backend.collectives.plan import MAX_BYTES
+from sm86.backend.collectives.plan import MAX_BYTES, NAMES, Plan, fits
 
 COMPILER = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
 on_gpu = pytest.mark.skipif(
@@ -92,6 +94,41 @@ def test_every_kernel_gives_the_ordered_sum(group: HostAllReduce) -> None:
 
     sizes = [size for size in (1024, 128 * 24, 8192, 32768, 131072) if size <= group.max_bytes]
     assert check_values(group, sizes) is None
+
+
+@on_gpu
+def test_calls_of_all_kinds_in_any_order(group: HostAllReduce) -> None:
+    """Sizes, types, algorithms and blocks drawn anew, with fresh messages: what a call leaves behind (its number in
+    every warp, the slots to re-arm) must be right for whatever comes next, called or replayed."""
+    import torch
+
+    from sm86.backend.collectives.trial import graph_of, message, ordered_sum, same_bits
+
+    device = torch.device("cuda", group.device)
+    draw = random.Random(group.world)
+    sizes = [size for size in (16, 1024, 3072, 8192, 16400, 32768, 131072) if size <= group.max_bytes]
+    done = 0
+    for call in range(60):
+        size = draw.choice(sizes)
+        # all ranks of the group must fit into this GPU at once, which `group` has seen for blocks of 256 threads
+        threads = draw.choice((32, 128, 256, 512)) if size <= 16400 else 256
+        plans = [Plan(algorithm, threads, draw.choice((0, 0, 500))) for algorithm in range(len(NAMES))]
+        plan = draw.choice([plan for plan in plans if fits(plan, size)])
+        dtype = draw.choice((torch.bfloat16, torch.float32))
+        parts = [message(size, dtype, device, call, rank) for rank in range(group.world)]
+        want, mine = ordered_sum(parts), torch.cat(parts)
+        out = torch.full_like(mine, float("nan"))
+        times = draw.choice((1, 1, 1, 3))
+        if times == 1:
+            group.all_reduce(mine, out, plan)
+        else:
+            graph = graph_of(partial(group.all_reduce, mine, out, plan), times)
+            graph.replay()
+        torch.cuda.synchronize(device)
+        group.check_now()
+        done += times
+        assert all(same_bits(row, want) for row in out.view(group.world, -1)), (call, plan.name, size, dtype, times)
+    assert group.entered() == [done] * group.world
 
 
 @on_gpu
