@@ -11,6 +11,7 @@ from sm86.compare.conditions import Difference, differences
 from sm86.compare.numbers import Change, changes
 from sm86.errors import CouldNotRun
 from sm86.record import Record
+from sm86.record.disturbed import disturbed, in_words
 
 GATES = ("window", "coherence: text", "coherence: log probabilities", "coherence: known answers")
 """Verdicts without which a benchmark is no measurement."""
@@ -101,6 +102,9 @@ def compare(before: Source, after: Source) -> Pair:
         notes.append("the first record is the newer one")
     if before.path == after.path:
         notes.append("both are the same file")
+    for which, record in (("first", one), ("second", two)):
+        if again := in_words(disturbed(record)):
+            notes.append(f"of the {which}, {again}")
     return Pair(
         before,
         after,

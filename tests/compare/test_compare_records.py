@@ -231,6 +231,36 @@ def test_every_line_with_a_speed_carries_its_mark(run, tmp_path: Path) -> None:
     assert speeds and all(line.endswith("[CPU]") for line in speeds)
 
 
+AGAIN = [{"window": {"refused": "sequence 2 got its first token after the others were done"}}]
+
+
+@pytest.mark.parametrize("of", ["first", "second", "both"])
+def test_rounds_that_were_measured_again_are_told(run, tmp_path: Path, of: str) -> None:
+    """A disturbed machine is a condition of the number, on whichever side, also where both had as many."""
+    plain = dict(bench().details)
+    sides = []
+    for which in ("first", "second"):
+        details = {**plain, "left_out": AGAIN if of in (which, "both") else []}
+        sides.append(save(bench(details=details), tmp_path / which))
+    code, out, _ = run(*sides)
+    told = [which for which in ("first", "second") if of in (which, "both")]
+    for which in ("first", "second"):
+        line = f"note: of the {which}, 1 round was disturbed, left out and measured again: sequence 2 got its first"
+        assert (line in out) is (which in told)
+    counts = {"first": "1 -> 0", "second": "0 -> 1"}
+    assert ("rounds measured again" in out) is (of != "both")
+    assert code == 0 and counts.get(of, "note:") in out
+    notes = json.loads(run(*sides, json=True)[1])["pairs"][0]["notes"]
+    assert len(notes) == len(told)
+
+
+def test_a_run_without_such_rounds_says_nothing_of_them(run, tmp_path: Path) -> None:
+    """Neither does an older record, which knows nothing of them."""
+    one = save(bench(details={**bench().details, "left_out": []}), tmp_path / "1")
+    _, out, _ = run(one, save(bench(), tmp_path / "2"))
+    assert "measured again" not in out
+
+
 def test_json(run, tmp_path: Path) -> None:
     one, two = save(bench(), tmp_path / "1"), save(bench((66.0, 66.2, 66.4)), tmp_path / "2")
     code, out, _ = run(one, two, json=True)

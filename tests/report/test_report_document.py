@@ -230,6 +230,21 @@ class TestMachines:
         (machine,) = self.machines([record])
         assert machine.mark == "CPU"
 
+    @pytest.mark.parametrize("good", [True, False])
+    def test_rounds_that_were_measured_again_stand_with_the_number(self, good: bool) -> None:
+        once = made_up.bench("sm86-64k", 90)
+        late = {"window": {"refused": "sequence 2 got its first token at 9.1 s"}, "sequences": []}
+        changed = replace(once, details={**once.details, "left_out": [late, late]})
+        if not good:
+            changed = replace(changed, numbers=())
+        text = text_of([changed])
+        table = section(text, "Envelopes: measured")
+        assert ("89.1 to 90.9 in 3; 2 left out" if good else "2 left out") in table
+        why = "2 rounds were disturbed, left out and measured again: sequence 2 got its first token at 9.1 s."
+        assert why in section(text, "sm86-64k")
+        assert "left out" not in section(text_of([once]), "Envelopes: measured")
+        assert "left out and measured again" not in text_of([once])
+
     def test_the_newest_is_shown_and_the_older_is_listed(self) -> None:
         records = [made_up.bench("sm86-262k", 58.5, 0), made_up.bench("sm86-262k", 41.5, 90)]
         text = section(text_of(records), "Envelopes: measured against published")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sm86.record import Number, Record
+from sm86.record.disturbed import disturbed
 from sm86.report.charts import RATE, Bar, Bars, Line, Lines, amount
 from sm86.report.document import Block, Code, Column, Figure, Inline, Prose, Ref, Section, State, Strong, Table
 from sm86.report.gather import Entry, Gathered, Machine
@@ -103,7 +104,7 @@ def _table(gathered: Gathered, machine: Machine, newest: list[Entry], beside: bo
             (Code(clipped(entry.envelope, 80)),),
             (shape(gathered, entry).removesuffix(" tokens"),),
             value,
-            (span_of(number.repeats, RATE) if number else "",),
+            (_repeats(record, number),),
             (" / ".join(amount(one.value, RATE) for one in each(record)) or "",),
         ]
         if beside:
@@ -113,6 +114,12 @@ def _table(gathered: Gathered, machine: Machine, newest: list[Entry], beside: bo
         row += [_log(machine, entry), (Ref(entry.number),)]
         rows.append(tuple(row))
     return Table(tuple(titles), tuple(rows))
+
+
+def _repeats(record: Record, number: Number | None) -> str:
+    again = len(disturbed(record))
+    told = (span_of(number.repeats, RATE) if number else "", f"{again} left out" if again else "")
+    return "; ".join(text for text in told if text)
 
 
 def shape(gathered: Gathered, entry: Entry) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sm86.record.disturbed import disturbed, in_words
 from sm86.report.charts import Line, Lines, Stack, Stacks
 from sm86.report.document import Block, Figure, Fold, Inline, Listing, Prose, Ref, Section, Strong
 from sm86.report.gather import Entry, Gathered, Machine
@@ -126,6 +127,8 @@ def _bench(machine: Machine, entry: Entry) -> list[Block]:
     blocks: list[Block] = [_heading("Decode", entry, word)]
     if record.numbers:
         blocks.append(numbers_table(entry, record.numbers, machine.mark))
+    if again := in_words(disturbed(record)):
+        blocks.append(Prose((f"{clipped(again)}.",), "note"))
     if (figure := _timeline(machine, entry)) is not None:
         blocks.append(figure)
     seen = record.details.get("telemetry")
