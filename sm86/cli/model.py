@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from sm86.cli.guard import require_values, whole_number
-from sm86.cli.model_view import Bar, say, show, show_todo
+from sm86.cli.model_view import Bar, say, show, show_to_lock, show_todo
 from sm86.errors import EXIT_OK, CheckFailed, CouldNotRun
 from sm86.files import write_atomic
 from sm86.spec import Model, load_all, load_checkpoint, load_envelope
 from sm86.weights.findings import exit_code
-from sm86.weights.inspection import Inspection, bytes_to_hash, inspect, make_lock, provenance
+from sm86.weights.inspection import Inspection, bytes_to_hash, file_sizes, inspect, make_lock, provenance
 from sm86.weights.judge import Wanted
 from sm86.weights.lock import Lock, Locked
 from sm86.weights.lock import read as read_lock
@@ -69,11 +69,14 @@ def lock(
     require_names(repository or "any/any", revision or "any")
     place = locate(Path(folder))
     path = Path(lock) if lock else place.lock_path
-    size = bytes_to_hash(place)
+    sizes = file_sizes(place.folder)
+    size = sum(sizes.values())
     if dry_run:
-        state = "replace" if path.exists() else "write"
-        values = {"schema": "sm86.model-locked", "version": VERSION, "dry_run": True, "lock": str(path), "bytes": size}
-        _print(values) if json else print(f"would hash {size / 2**30:,.2f} GiB in {place.folder} and {state} {path}")
+        if json:
+            values = {"schema": "sm86.model-locked", "version": VERSION, "dry_run": True, "lock": str(path)}
+            _print({**values, "bytes": size, "files": len(sizes), "sizes": sizes})
+        else:
+            show_to_lock(sizes, place.folder, path)
         return EXIT_OK
     before = read_lock(path) if path.exists() else None
     with Bar("hashing", size) as bar:

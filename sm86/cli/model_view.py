@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,17 @@ def show(seen: Inspection, repository: str, provenance: str) -> None:
         if exit_code(seen.findings) == 0
         else "this is not the checkpoint as it should be: see above"
     )
+
+
+def show_to_lock(sizes: Mapping[str, int], folder: Path, lock: Path) -> None:
+    """What would be locked: each file by name; sizes in bytes."""
+    state = "replace" if lock.exists() else "write"
+    files = "1 file" if len(sizes) == 1 else f"{len(sizes)} files"
+    _out(f"would hash {files}, {sum(sizes.values()) / 2**30:,.2f} GiB, in {folder} and {state} {lock}")
+    for name, size in list(sizes.items())[:SHOWN_FILES]:
+        _out(f"  {size / 1e9:10.3f} GB  {name}")
+    if len(sizes) > SHOWN_FILES:
+        _out(f"  ... and {len(sizes) - SHOWN_FILES} more")
 
 
 def show_todo(listing: Listing, todo: Todo, target: Path) -> None:

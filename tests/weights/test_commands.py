@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sm86.cli import engines, model
+from sm86.cli import engines, model, model_view
 from sm86.cli.guard import guard
 from sm86.host.hub import Hub, Listing
 from sm86.launch.checks import require_model
@@ -89,6 +89,30 @@ def test_lock_then_check(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert (found["lock"], found["bytes"]) == ("pass", "not applicable")
     model.check(str(folder), hash=True, json=True)
     assert states(capsys)["bytes"] == "pass"
+
+
+def test_a_dry_run_names_what_would_be_locked(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The very files that the lock then holds: no read-me, no hidden file."""
+    lock = folder.with_name("m.lock.json")
+    (folder / "README.md").write_text("not a part")
+    (folder / ".cache").write_text("neither")
+    model.lock(str(folder), dry_run=True, json=True)
+    told = json.loads(capsys.readouterr().out)
+    model.lock(str(folder), dry_run=True)
+    first, *names = capsys.readouterr().out.splitlines()
+    assert not lock.exists()
+    assert model.lock(str(folder)) == 0
+    held = {name: file.size for name, file in read_lock(lock).files.items()}
+    assert told["sizes"] == held and (told["files"], told["bytes"]) == (len(held), sum(held.values()))
+    assert f"{len(held)} files" in first and f"write {lock}" in first
+    assert {line.split()[-1] for line in names} == set(held) and len(names) == len(held)
+    capsys.readouterr()
+    monkeypatch.setattr(model_view, "SHOWN_FILES", 2)
+    model.lock(str(folder), dry_run=True)
+    first, *names = capsys.readouterr().out.splitlines()
+    assert f"replace {lock}" in first and names[2:] == [f"  ... and {len(held) - 2} more"]
 
 
 def test_what_the_lock_notices(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
