@@ -489,11 +489,17 @@ def judged(kind: str, results: dict[int, Any], world: int) -> tuple[str, str]:
 
 
 def run_one(
-    name: str, arguments: argparse.Namespace, gpus: list[str], budget: Budget, calls_s: float | None, most_s: float
+    name: str,
+    arguments: argparse.Namespace,
+    gpus: list[str],
+    budget: Budget,
+    most_s: float,
+    calls_s: float | None = None,
+    enough_s: float | None = None,
 ) -> tuple[str, str, float]:
     """State, words, and the seconds of calls, where ranks share a GPU: at most about `calls_s` are meant for them.
 
-    most_s: when it is broken off.
+    most_s: when it is broken off. enough_s (most_s): who has not ended then hangs, whatever the budget.
     """
     kind = SCENARIOS[name][0]
     extra = ["--scenario", name, "--calls", str(arguments.calls)]
@@ -515,7 +521,7 @@ def run_one(
             if kind == "crash":
                 return *_crashed(group, results, before), 0.0
             state, words = judged("values" if kind == "shm" else kind, results, len(gpus))
-            if state == FAIL and group.timed_out and limit < most_s:
+            if state == FAIL and group.timed_out and limit < (enough_s or most_s):
                 state, words = NOT_MADE, f"{budget.words()} in the middle of it"
             elif state == FAIL and group.timed_out:
                 words += f"; not at its end after {limit:g} s"
@@ -538,7 +544,9 @@ def run_shared(
     calls_s = shares.calls_s(parts)
     most_s = min(arguments.limit, shares.limit_s(parts[0], calls_s))
     began = time.monotonic()
-    state, words, spent_s = run_one(names[0], arguments, gpus, budget, calls_s, most_s)
+    state, words, spent_s = run_one(
+        names[0], arguments, gpus, budget, most_s, calls_s, shares.enough_s(parts[0], calls_s)
+    )
     shares.took(time.monotonic() - began, parts[0], spent_s)
     if parts[0].weight and state == PASS:
         words += f" ({spent_s:.1f} s of calls, its share was {calls_s:.1f} s; at most {arguments.calls} of each form)"
@@ -628,7 +636,7 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.share_gpu:
             found[name] = run_shared(names[number:], arguments, gpus, budget, shares)
         elif budget.allows(LEAST_S):
-            found[name] = run_one(name, arguments, gpus, budget, None, arguments.limit)[:2]
+            found[name] = run_one(name, arguments, gpus, budget, arguments.limit)[:2]
         else:
             found[name] = NOT_MADE, budget.words()
         state, words = found[name]

@@ -82,7 +82,11 @@ class Shares:
 
     def limit_s(self, part: Part, calls_s: float) -> float:
         """When a scenario hangs that was given so many seconds: far beyond what it takes, and not all that is left."""
-        return 20.0 + 3 * self.start_s() + 2 * (part.waits_s + calls_s)
+        return 20.0 + self.enough_s(part, calls_s)
+
+    def enough_s(self, part: Part, calls_s: float) -> float:
+        """What a scenario that does not hang ends in, even on a machine that has become slower."""
+        return 5.0 + 2 * (self.start_s() + part.waits_s + calls_s)
 
     def took(self, seconds: float, part: Part, calls_s: float) -> None:
         """A scenario has ended, after so many seconds with so many in its calls."""

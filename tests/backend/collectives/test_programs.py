@@ -348,6 +348,7 @@ def test_the_seconds_for_calls_are_what_starts_and_waits_leave() -> None:
     assert shares.calls_s([large, shared_gpu.Part(1.0), small]) == pytest.approx((72 - 17) * 3 / 4)
     assert shares.calls_s([small, large]) == shares.calls_s([large] * 30) == shared_gpu.LEAST_CALLS_S
     assert shared_gpu.Shares(shared_gpu.Budget(None), 60.0).calls_s([large]) == 60.0
+    assert shares.limit_s(large, 10.0) > shares.enough_s(large, 10.0) > 10.0 + shares.start_s()
     now[0] = 95.5
     assert not shares.fits(large) and shares.fits(shared_gpu.Part(0.0))
 
@@ -385,7 +386,7 @@ def test_a_record_of_ranks_that_share_a_gpu_says_so(
     out = tmp_path / "faults.json"
     given: list[tuple[str, float | None]] = []
 
-    def made(name: str, _: Any, gpus: list[str], __: Any, calls_s: float | None, ___: float) -> Any:
+    def made(name: str, _: Any, gpus: list[str], __: Any, ___: float, calls_s: Any = None, *____: float) -> Any:
         given.append((name, calls_s))
         return faults.PASS, f"{len(gpus)} ranks", 1.25
 
@@ -399,3 +400,14 @@ def test_a_record_of_ranks_that_share_a_gpu_says_so(
     assert "1.2 s of calls, its share was" in record["scenarios"]["values packets"]["words"]
     assert faults.main([*argv[:2], *argv[4:]]) == 0
     assert given[-1] == ("special values", None) and not json.loads(out.read_text())["shared_gpu"]
+
+
+@pytest.mark.parametrize(("enough_s", "state"), [(1.0, "fail"), (100.0, "not made")])
+def test_who_hangs_with_time_enough_fails_whatever_the_budget(
+    enough_s: float, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "__file__", rank_script(tmp_path, "time.sleep(600)\n"))
+    monkeypatch.setattr(faults.Group, "_ask_where", lambda *_: None)
+    arguments = faults.argparse.Namespace(calls=1, emulate=None)
+    found = faults.run_one("special values", arguments, ["a"], faults.Budget(2.0), 120.0, 1.0, enough_s)
+    assert found[0] == state and ("budget of 2 s" if state == "not made" else "not at its end") in found[1]
