@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm86.cli import boot, boot_view
 from sm86.cli.ending import end
-from sm86.cli.engines import ROOT, open_engine
+from sm86.cli.engines import ROOT, open_engine, or_local
 from sm86.cli.served import served
 from sm86.errors import EXIT_FINDING, EXIT_OK, CheckFailed, CouldNotRun
 from sm86.record import Record, save
@@ -98,7 +98,8 @@ def _build_plan(offline_base: bool) -> tuple[Any, Any]:
     """The plan of the image's build, and the engine to build it with."""
     from sm86.host import build as host
 
-    docker = host.engine()
+    with or_local():
+        docker = host.engine()
     request = host.Request("cpu", None, offline_base, None, False, False)
     return host.plan(request, ROOT, docker, _say), docker
 

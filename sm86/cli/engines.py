@@ -5,13 +5,18 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sm86.errors import CouldNotRun
 from sm86.host.engine import ENGINES, ServerEngine
 from sm86.launch import overrides as given
 from sm86.spec import PROOF, Envelope, load_all, load_pins
+
+if TYPE_CHECKING:
+    from sm86.host.docker import DockerGateway
 
 ROOT = Path(__file__).resolve().parents[2]
 """The clone: compose.yaml, .env and models/ lie at its top."""
@@ -46,11 +51,30 @@ def open_engine(
                 f"{envelope.name} proves the code path on a GPU that is no SM86; it has no Compose service",
                 f"start it as a process on that machine: invoke up --envelope {envelope.name} --engine local",
             )
-        from sm86.host.docker import require_engine
         from sm86.host.docker_engine import DockerEngine
 
-        return DockerEngine(envelope, require_engine(), root, number, settings)
+        return DockerEngine(envelope, docker_engine(), root, number, settings)
     return _local(envelope, number, settings, to_start, dry_run, root)
+
+
+def docker_engine() -> DockerGateway:
+    """Docker's engine, for a command that takes --engine. Raises CouldNotRun, with the other engine in the mend."""
+    from sm86.host.docker import require_engine
+
+    with or_local():
+        return require_engine()
+
+
+@contextmanager
+def or_local() -> Iterator[None]:
+    """Adds the other engine to the mend of what keeps Docker's from being used."""
+    from sm86.host.docker import LOCAL_ENGINE_HINT
+
+    try:
+        yield
+    except CouldNotRun as error:
+        error.mend = f"{error.mend}, {LOCAL_ENGINE_HINT}"
+        raise
 
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm86.cli.bench import progress
-from sm86.cli.engines import open_engine
+from sm86.cli.engines import docker_engine, open_engine
 from sm86.cli.guard import whole_number
 from sm86.cli.intended import tell_intended
 from sm86.errors import EXIT_FINDING, EXIT_OK, CheckFailed, CouldNotRun
@@ -167,9 +167,7 @@ def _fetch(server: ServerEngine, profiler: Profiler, since: float, folder: Path)
     from sm86.host import trace_files
 
     if server.kind == "docker":
-        from sm86.host.docker import require_engine
-
-        return trace_files.from_container(require_engine(), server.envelope.name, profiler.folder, since, folder)
+        return trace_files.from_container(docker_engine(), server.envelope.name, profiler.folder, since, folder)
     return trace_files.from_folder(Path(profiler.folder), since, folder)
 
 

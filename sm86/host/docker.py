@@ -35,6 +35,7 @@ IMAGE_WITHIN_S = 900.0
 """Silence allowed while an image is packed or unpacked: 2.7 GB took more than 15 s, a rig's image is larger."""
 
 LOCAL_ENGINE_HINT = "or use --engine local, which needs no Docker"
+"""What a command that takes --engine adds to the mend; one that is about images has no other engine."""
 
 
 class NoDocker(CouldNotRun):
@@ -98,7 +99,7 @@ def require_engine(answer_within_s: float = ANSWER_WITHIN_S) -> DockerGateway:
     if facts.api < MINIMUM_API:
         raise EngineTooOld(
             f"Docker engine {facts.version} at {endpoint} has API {facts.api[0]}.{facts.api[1]}",
-            f"update Docker to 20.10 or newer (API {MINIMUM_API[0]}.{MINIMUM_API[1]}), {LOCAL_ENGINE_HINT}",
+            f"update Docker to 20.10 or newer (API {MINIMUM_API[0]}.{MINIMUM_API[1]})",
         )
     if facts.os_type and facts.os_type != "linux":
         raise EngineConfused(f"the Docker engine runs {facts.os_type} containers", "switch it to Linux containers")
@@ -356,19 +357,19 @@ def _typed(error: BaseException, endpoint: str) -> CouldNotRun:
     if has(PermissionError):
         return NoRights(
             f"this user may not talk to the Docker engine at {endpoint}",
-            f"sudo usermod -aG docker $USER and log in again, or run with sudo, {LOCAL_ENGINE_HINT}",
+            "sudo usermod -aG docker $USER and log in again, or run with sudo",
         )
     if has(FileNotFoundError, ConnectionRefusedError):
         if has(FileNotFoundError) and not docker_program():
-            return NoDocker("Docker is not installed", f"install Docker Engine 20.10 or newer, {LOCAL_ENGINE_HINT}")
+            return NoDocker("Docker is not installed", "install Docker Engine 20.10 or newer")
         return EngineNotRunning(
             f"no Docker engine runs at {endpoint}",
-            f"start it (sudo systemctl start docker, or Docker Desktop), {LOCAL_ENGINE_HINT}",
+            "start it (sudo systemctl start docker, or Docker Desktop)",
         )
     if has(requests.exceptions.Timeout, TimeoutError):
         return EngineHangs(
             f"the Docker engine at {endpoint} did not answer in time",
-            f"see its log (journalctl -u docker) and restart it, {LOCAL_ENGINE_HINT}",
+            "see its log (journalctl -u docker) and restart it",
         )
     if has(docker.errors.InvalidVersion) or "is too old" in words or "client version" in words:
         return EngineTooOld(
@@ -387,12 +388,12 @@ def _typed(error: BaseException, endpoint: str) -> CouldNotRun:
     if has(ConnectionError, requests.exceptions.ConnectionError):
         return EngineNotRunning(
             f"the connection to the Docker engine at {endpoint} failed",
-            f"see whether it runs (docker info), {LOCAL_ENGINE_HINT}",
+            "see whether it runs (docker info)",
             evidence,
         )
     return EngineConfused(
         f"what answers at {endpoint} is not a usable Docker engine",
-        f"check DOCKER_HOST and docker context ls, {LOCAL_ENGINE_HINT}",
+        "check DOCKER_HOST and docker context ls",
         evidence,
     )
 
