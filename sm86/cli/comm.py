@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sm86.cli.bench import progress
 from sm86.cli.comm_view import EMULATED, RIG, Matrix, decode_bytes
-from sm86.cli.engines import ROOT, check_dotenv, open_engine
+from sm86.cli.engines import ROOT, check_dotenv, docker_engine, open_engine
 from sm86.cli.guard import whole_number
 from sm86.comm import answer, matrix, step
 from sm86.comm.answer import Run
@@ -173,15 +173,14 @@ def _source(plan: Plan, engine: str, python: str | None, emulate: bool) -> tuple
     from sm86.host import comm_run
 
     if engine == "docker":
-        from sm86.host.docker import require_engine
         from sm86.host.settings import effective, read_dotenv
         from sm86.image.names import image_name
         from sm86.render.variables import IMAGE
 
         target = "cpu" if emulate else "gpu"
-        docker = require_engine()
         if not emulate:
             plan = _with_ranks(plan, engine)
+        docker = docker_engine()
         image = effective(IMAGE[target], os.environ, read_dotenv(ROOT / ".env"), image_name(target))
         facts = docker.image(image)
         if facts is None:
@@ -221,16 +220,15 @@ def _with_ranks(plan: Plan, engine: str) -> Plan:
     from sm86.host.preflight import DRIVER_FILES, require_gpus
 
     wanted = plan.ranks or 2
-    if engine == "docker":
-        from sm86.host.docker import require_engine
-
-        require_gpus(require_engine().facts, wanted)
-    elif not any(path.exists() for path in DRIVER_FILES):
+    # first of all, as what Docker lacks for GPUs matters only where there are some
+    if not any(path.exists() for path in DRIVER_FILES):
         raise CouldNotRun(*NO_GPU)
     count = len(gpu_facts()[1])
     if count < wanted:
         what = NO_GPU[0] if not count else f"this machine has {count} GPU{'s' * (count > 1)}, and {wanted} are needed"
         raise CouldNotRun(what, NO_GPU[1])
+    if engine == "docker":
+        require_gpus(docker_engine().facts, wanted)
     _require_idle(engine)
     return replace(plan, ranks=plan.ranks or min(count, MAX_RANKS))
 

@@ -62,28 +62,55 @@ GPUS = {"gpus": ["NVIDIA GeForce RTX 3090"] * 8, "capability": [[8, 6]] * 8, "pe
 ONLY = ("nccl-tree-ll*", "sm86-host")
 
 
-def test_without_a_gpu_it_ends_with_one_clear_line(capsys, monkeypatch) -> None:
-    from sm86.host import facts, preflight
+def no_docker() -> None:
+    raise CouldNotRun("Docker is not installed", "install it")
+
+
+@pytest.mark.parametrize("engine", ["local", "docker"])
+def test_without_a_gpu_it_ends_with_one_clear_line(capsys, monkeypatch, engine) -> None:
+    """Also where Docker lacks something as well: with a Docker there would still be no GPU."""
+    from sm86.host import docker, facts, preflight
+
+    monkeypatch.setattr(docker, "require_engine", no_docker)
 
     monkeypatch.setattr(preflight, "DRIVER_FILES", ())
     monkeypatch.setattr(facts, "gpu_facts", lambda: (None, ()))
     monkeypatch.setattr(cli, "_interpreter", lambda *_: Path("/usr/bin/python3"))
-    assert guard(lambda: cli.comm(engine="local")) == 2
+    assert guard(lambda: cli.comm(engine=engine)) == 2
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "sm86: no NVIDIA GPU answers on this machine, and an all-reduce needs two"
-    assert len(said) == 2 and said[1].startswith("mend: ")
+    assert len(said) == 2 and said[1].startswith("mend: ") and "--emulate" in said[1]
 
 
-def test_one_gpu_is_too_few(monkeypatch, tmp_path) -> None:
-    from sm86.host import facts, preflight
+@pytest.mark.parametrize("engine", ["local", "docker"])
+def test_one_gpu_is_too_few(monkeypatch, tmp_path, engine) -> None:
+    from sm86.host import docker, facts, preflight
 
+    monkeypatch.setattr(docker, "require_engine", no_docker)
     driver = tmp_path / "version"
     driver.touch()
     monkeypatch.setattr(preflight, "DRIVER_FILES", (driver,))
     monkeypatch.setattr(facts, "gpu_facts", lambda: ("580", ({"name": "x"},)))
     monkeypatch.setattr(cli, "_interpreter", lambda *_: Path("/usr/bin/python3"))
-    with pytest.raises(CouldNotRun, match="this machine has 1 GPU, and 2 are needed"):
-        cli.comm(engine="local")
+    with pytest.raises(CouldNotRun, match="this machine has 1 GPU, and 2 are needed") as caught:
+        cli.comm(engine=engine)
+    assert "--emulate" in caught.value.mend
+
+
+def test_gpus_that_docker_cannot_hand_out_keep_the_mend_of_that(monkeypatch, tmp_path) -> None:
+    from types import SimpleNamespace
+
+    from sm86.host import docker, facts, preflight
+
+    driver = tmp_path / "version"
+    driver.touch()
+    monkeypatch.setattr(preflight, "DRIVER_FILES", (driver,))
+    monkeypatch.setattr(facts, "gpu_facts", lambda: ("580", ({"name": "x"},) * 8))
+    monkeypatch.setattr(preflight, "GPU_FOLDERS", tmp_path / "none")
+    monkeypatch.setattr(docker, "require_engine", lambda: SimpleNamespace(facts=SimpleNamespace(snap=True)))
+    with pytest.raises(CouldNotRun, match="installed from snap") as caught:
+        cli.comm()
+    assert "snap remove docker" in caught.value.mend
 
 
 def test_the_whole_answer_of_recorded_runs(recorded, tmp_path, capsys) -> None:
