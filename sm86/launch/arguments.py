@@ -27,7 +27,13 @@ _ALIASES = {
     "-dcp": "--decode-context-parallel-size",
 }
 
-SWITCHES = ("--async-scheduling", "--enforce-eager", "--disable-hybrid-kv-cache-manager", "--cudagraph-metrics")
+SWITCHES = (
+    "--async-scheduling",
+    "--enforce-eager",
+    "--disable-hybrid-kv-cache-manager",
+    "--cudagraph-metrics",
+    "--disable-custom-all-reduce",
+)
 JSON_FLAGS = (
     "--compilation-config",
     "--attention-config",

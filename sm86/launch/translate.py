@@ -179,6 +179,23 @@ def _nccl_plain(run: Run, override: Given) -> State:
     return _effective(override, "every worker's NCCL reads it; it holds for every collective, prefill's too")
 
 
+def _no_peer_access(run: Run, override: Given) -> State:
+    state = _nccl_plain(run, override)
+    # on more than two PCIe GPUs vLLM's own all-reduce is off by itself
+    if state.state == INERT or not override.value or run.facts.tensor_parallel != 2:
+        return state
+    flag = "--disable-custom-all-reduce"
+    asked = arguments.switch_of(run.argv, flag)
+    if asked is None:
+        run.change(arguments.with_switch(run.argv, flag, True), flag, override.name)
+        words = f"{flag} is added, as vLLM's own all-reduce of two GPUs would go on with peer access"
+    elif asked:
+        words = f"{flag} was given, so vLLM's own all-reduce uses none either"
+    else:
+        words = f"{_shown(run.argv, flag)} was given, so vLLM's own all-reduce uses peer access all the same"
+    return _effective(override, f"{state.why}; {words}")
+
+
 def _nccl_debug(run: Run, override: Given) -> State:
     nowhere = _no_collective(run, override)
     if nowhere:
@@ -354,7 +371,7 @@ _RULES: Mapping[str, Callable[[Run, Given], State]] = {
     "NCCL_PROTO": _nccl_proto,
     "NCCL_MAX_NCHANNELS": _nccl_plain,
     "NCCL_NTHREADS": _nccl_plain,
-    "NCCL_P2P_DISABLE": _nccl_plain,
+    "NCCL_P2P_DISABLE": _no_peer_access,
     "NCCL_P2P_LEVEL": _nccl_plain,
     "NCCL_DEBUG": _nccl_debug,
     "SPECULATIVE_CONFIG": _speculative,

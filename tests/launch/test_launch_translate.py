@@ -95,6 +95,45 @@ def test_dispatch_debug_adds_vllms_own_table_once() -> None:
     assert again == argv and not changes
 
 
+OWN = "--disable-custom-all-reduce"
+TWO = arguments.with_value(RIG, "--tensor-parallel-size", "2")
+
+
+def test_without_peer_access_vllms_own_all_reduce_of_two_gpus_is_off_too() -> None:
+    """NCCL_P2P_DISABLE speaks to NCCL alone, and vLLM asks the driver."""
+    argv, environment, states, changes = apply(TWO, CUDA_SETTING, "NCCL_P2P_DISABLE=1")
+    assert argv == (*TWO, OWN) and environment["NCCL_P2P_DISABLE"] == "1"
+    assert [change.entry() for change in changes] == [
+        {"argument": OWN, "was": "", "now": OWN, "by": "NCCL_P2P_DISABLE"},
+    ]
+    assert f"{OWN} is added" in states["NCCL_P2P_DISABLE"].why
+    again, _, states, changes = apply(argv, CUDA_SETTING, "NCCL_P2P_DISABLE=1")
+    assert again == argv and not changes and f"{OWN} was given" in states["NCCL_P2P_DISABLE"].why
+
+
+@pytest.mark.parametrize("own", ["--no-disable-custom-all-reduce", "--disable-custom-all-reduce=false"])
+def test_what_was_asked_of_vllms_own_all_reduce_stays_and_is_told(own: str) -> None:
+    argv, _, states, changes = apply((*TWO, own), CUDA_SETTING, "NCCL_P2P_DISABLE=1")
+    assert argv == (*TWO, own) and not changes
+    assert "--no-disable-custom-all-reduce was given" in states["NCCL_P2P_DISABLE"].why
+    assert "peer access all the same" in states["NCCL_P2P_DISABLE"].why
+
+
+@pytest.mark.parametrize(
+    ("argv", "setting", "value"),
+    [
+        (RIG, CUDA_SETTING, "1"),
+        (TWO, CUDA_SETTING, "0"),
+        (arguments.with_value(RIG, "--tensor-parallel-size", "1"), CUDA_SETTING, "1"),
+        (CPU, Setting("cpu"), "1"),
+    ],
+    ids=["eight GPUs", "peer access", "one GPU", "CPU"],
+)
+def test_elsewhere_vllms_own_all_reduce_is_left_to_it(argv, setting, value: str) -> None:
+    changed, _, states, changes = apply(argv, setting, f"NCCL_P2P_DISABLE={value}")
+    assert changed == tuple(argv) and not changes and "all-reduce of two" not in states["NCCL_P2P_DISABLE"].why
+
+
 def test_one_gpu_has_no_collective() -> None:
     one = arguments.with_value(RIG, "--tensor-parallel-size", "1")
     for setting in ("NCCL_ALGO=Ring", "FUSE_ALLREDUCE_RMS=1", "VLLM_ALLREDUCE_USE_FLASHINFER=1"):

@@ -168,6 +168,16 @@ def test_a_profiler_made_ready_is_named_and_nothing_else_is():
     assert of(good(argv=argv), "argv") == "fail", "a profiler that no override names"
 
 
+@pytest.mark.parametrize(("value", "state"), [("1", "pass"), ("0", "fail"), (None, "fail")])
+def test_vllms_own_all_reduce_is_off_only_where_peer_access_is(value, state):
+    argv = [*claims(load_envelope(GOOD))["argv"], "--disable-custom-all-reduce"]
+    override = {"value": value, "state": "effective", "why": "read"}
+    named = {} if value is None else {"override__NCCL_P2P_DISABLE": override}
+    assert of(good(argv=argv, **named), "argv") == state
+    if value is not None:
+        assert of(good(**named), "argv") == "pass", "a server of more than two GPUs is started without it"
+
+
 def test_an_override_that_says_none_changes_nothing():
     override = {"value": "none", "state": "effective", "why": "no drafting"}
     assert verified(good(override__SPECULATIVE_CONFIG=override)).passed

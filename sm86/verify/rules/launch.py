@@ -84,6 +84,8 @@ _OVERRIDDEN = {
     "SM86_PROFILE_STEPS": ("--profiler-config",),
     "SPECULATIVE_CONFIG": ("--speculative-config", "--compilation-config"),
     "CUDAGRAPH_DISPATCH_DEBUG": ("--cudagraph-metrics",),
+    # the launcher adds it between two GPUs
+    "NCCL_P2P_DISABLE": ("--disable-custom-all-reduce",),
 }
 """Flags that an override may change and that no value of the envelope stands for."""
 
@@ -100,6 +102,8 @@ def argv(case: Case) -> Finding:
     ignored = {"--host", "--port", *(flag for name in overrides for flag in _OVERRIDDEN.get(name, ()))}
     if "SPECULATIVE_CONFIG" in overrides and overrides["SPECULATIVE_CONFIG"].value in ("none", "null"):
         ignored -= set(_OVERRIDDEN["SPECULATIVE_CONFIG"])
+    if "NCCL_P2P_DISABLE" in overrides and not is_on(overrides["NCCL_P2P_DISABLE"].value):
+        ignored -= set(_OVERRIDDEN["NCCL_P2P_DISABLE"])
     if "FUSE_ALLREDUCE_RMS" in overrides:
         spec, given = (options.without("--compilation-config", "pass_config") for options in (spec, given))
     different = differences(spec, given, ignored)
