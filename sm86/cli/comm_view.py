@@ -113,6 +113,11 @@ class Matrix:
             },
         }
 
+    def _note(self, ran: Sequence[str]) -> str:
+        """What ran, with the mark once: the name of what ran may have it already."""
+        words = " or ".join(ran)
+        return words if self.mark and self.mark in words else " ".join(filter(None, (self.mark, words)))
+
     def record(self, started: datetime, seconds: float, image_id: str | None) -> Record:
         """The run as a record of kind "comm": a number for each setting and size, a verdict for each setting."""
         from sm86.host.facts import gpu_facts, host_facts
@@ -132,7 +137,7 @@ class Matrix:
                 round(timing.median, 3),
                 "us",
                 tuple(round(value, 3) for value in timing.repeats),
-                " ".join(filter(None, (self.mark, " or ".join(row.ran.get(size, ()))))),
+                self._note(row.ran.get(size, ())),
             )
             for row in self.rows
             if row.measured

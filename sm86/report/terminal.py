@@ -78,7 +78,7 @@ def _numbers(numbers: Sequence[Number], mark: str) -> RenderableType:
     for number in numbers:
         spread = f"{number.spread:.2f} over {len(number.repeats)}" if len(number.repeats) > 1 else ""
         # a note that already carries the mark says it once
-        note = number.note if mark and number.note.startswith(mark) else " ".join((mark, number.note)).strip()
+        note = number.note if mark and mark in number.note else " ".join((mark, number.note)).strip()
         table.add_row(number.name, f"{number.value:.2f}", number.unit, spread, note)
     return table
 

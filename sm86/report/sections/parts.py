@@ -43,9 +43,7 @@ def numbers_table(entry: Entry, numbers: Sequence[Number], mark: str) -> Table:
     """Numbers with the range of their repeats, their mark and their record."""
     rows = []
     for number in numbers[:MAX_ROWS]:
-        note = number.note
-        if mark and note.startswith(f"{mark} number"):
-            note = note.removeprefix(f"{mark} number").lstrip("; ")
+        note = _unmarked(number.note, mark)
         rows.append(
             (
                 (clipped(number.name),),
@@ -57,6 +55,16 @@ def numbers_table(entry: Entry, numbers: Sequence[Number], mark: str) -> Table:
         )
     columns = (Column("number"), Column("value", True), Column("repeats"), Column("note"), Column("record"))
     return without_empty(Table(columns, tuple(rows), _left_out(len(numbers), "numbers")))
+
+
+def _unmarked(note: str, mark: str) -> str:
+    """The note without the mark that leads it: the value beside it has that already."""
+    for lead in (f"{mark} number", mark) if mark else ():
+        rest = note.removeprefix(lead)
+        # "CPU" does not lead "CPU, emulated", which is another mark
+        if rest != note and (not rest or rest[0] in " ;:"):
+            return rest.lstrip(" ;:")
+    return note
 
 
 def without_empty(table: Table) -> Table:
