@@ -114,7 +114,7 @@ def _one(state: State, rung: Rung, hands: Hands, keep: Keep, tell: Tell) -> Stat
         if cause is None:
             step(VERIFY)
             verified = hands.verify(rung)
-            cause = judge.of_verify(verified, rung)
+            cause = judge.of_verify(verified, rung, decoded=False)
             if cause is not None:
                 saved(verified)
         if cause is None:

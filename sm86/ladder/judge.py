@@ -24,6 +24,8 @@ _KINDS = {
     "capture-shape": c.CAPTURE,
 }
 
+_NEEDS_DECODE = "dispatch"
+
 COHERENCE = ("coherence: text", "coherence: log probabilities", "coherence: known answers")
 WINDOW = "window"
 COMPARISON = "comparison"
@@ -45,12 +47,15 @@ def of_boot(record: Record, rung: Rung) -> Cause | None:
     return Cause(c.BOOT, f"{kind}: {what}{known}", str(failure["mend"]), lines)
 
 
-def of_verify(record: Record, rung: Rung) -> Cause | None:
+def of_verify(record: Record, rung: Rung, decoded: bool = True) -> Cause | None:
     """Why the log does not prove the envelope, from its verify record; None where it does.
 
-    A rule of FINDINGS alone is no cause: see `findings_of`.
+    A rule of FINDINGS alone is no cause: see `findings_of`. decoded: False before the first request, when a log cannot
+    yet show what only decoding writes into it.
     """
     bad = {name: finding for name, finding in _findings(record).items() if finding["state"] in ("fail", "not seen")}
+    if not decoded and bad.get(_NEEDS_DECODE, {}).get("state") == "not seen":
+        del bad[_NEEDS_DECODE]
     for rule in FINDINGS:
         bad.pop(rule, None)
     if not bad:

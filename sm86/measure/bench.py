@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from sm86.errors import CheckFailed, Sm86Error
@@ -19,6 +20,7 @@ from sm86.measure.rounds import Rounds
 from sm86.measure.telemetry import NO_GPU, NOT_TAKEN, Source, Telemetry, summarise
 from sm86.measure.window import Refusal
 from sm86.record import Conditions, Verdict
+from sm86.record.disturbed import in_words
 from sm86.spec.envelope import Envelope
 
 
@@ -62,6 +64,7 @@ def run(
         if telemetry is not None:
             telemetry.stop()
     repeats, left_out = rounds_done.repeats, rounds_done.left_out
+    plan = replace(plan, decode_tokens=rounds_done.decode_tokens)
     seen = _seen(envelope, telemetry, repeats, clock)
     measured = [repeat.timelines for repeat in repeats]
     lengths = [timeline.prompt_tokens for timeline in measured[0]]
@@ -123,10 +126,9 @@ def _seen(envelope: Envelope, source: Source | None, repeats: Sequence[Repeat], 
 
 
 def window_verdict(repeats: Sequence[Repeat], left_out: Sequence[Repeat] = ()) -> Verdict:
-    """Pass only if every repeat has a steady window; it names the rounds that were disturbed and measured again."""
-    again = [repeat.window.reason for repeat in left_out if isinstance(repeat.window, Refusal)]
-    rounds = "1 round was" if len(again) == 1 else f"{len(again)} rounds were"
-    told = f"; {rounds} disturbed, left out and measured again: {again[0]}" if again else ""
+    """Pass only if every repeat has a steady window; it names the rounds that were left out and measured again."""
+    again = in_words([repeat.window.reason for repeat in left_out if isinstance(repeat.window, Refusal)])
+    told = f"; {again}" if again else ""
     reasons = [
         f"repeat {number}: {repeat.window.reason}"
         for number, repeat in enumerate(repeats, 1)

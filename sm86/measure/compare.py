@@ -81,9 +81,6 @@ def obstacles(envelope: Envelope, conditions: Conditions, measured: Measured) ->
     short = [tokens for tokens in measured.prompt_tokens if tokens < REACHED * measured.wanted_tokens]
     if short:
         found.append(f"a prompt has {min(short)} tokens, less than 95 % of the {measured.wanted_tokens} wanted")
-    if measured.cold and len(measured.prompt_tokens) > 1:
-        # alone, nothing prefills while it decodes, so where its prompt came from does not matter
-        found.append("the prompts did not come from the prefix cache")
     for verdict in measured.verdicts:
         if (
             verdict.name.startswith("coherence")
@@ -131,6 +128,9 @@ def _judge(published: Published, rig: PublishedRig | None, conditions: Condition
         notes.append(
             f"{measured.decode_tokens} tokens were decoded, {measured.published_decode_tokens} are the envelope's"
         )
+    if measured.cold and len(measured.prompt_tokens) > 1:
+        # the window begins behind the last prefill, so it holds decode alone; those who began first are longer by then
+        notes.append("the prompts were not in the prefix cache; measured while all decoded together")
     if len(measured.aggregates) < 2:
         notes.append(f"one repeat has no spread; noise is taken as {100 * NOISE_FLOOR:.0f} %")
     notes += _power(conditions.gpus, rig)

@@ -7,7 +7,7 @@ from math import ceil
 
 from sm86.errors import CouldNotRun
 from sm86.measure.window import MIN_TOKENS
-from sm86.spec.envelope import Envelope
+from sm86.spec.envelope import Envelope, Serve
 
 ROOM_TOKENS = 64
 """Left free beside prompt and decode, so that the prompt with its answers and some prose behind it still fits."""
@@ -46,7 +46,17 @@ class BenchPlan:
     @property
     def cold_decode_tokens(self) -> int:
         """Decode tokens without which sequences whose prompts are not cached never all decode together."""
-        return ceil((self.sequences - 1) * self.prompt_tokens / self.batch_tokens) + COLD_TOKENS
+        return _cold_decode(self.sequences, self.prompt_tokens, self.batch_tokens)
+
+    @property
+    def cold_fits(self) -> bool:
+        """Whether the context has room for that many."""
+        return self.prompt_tokens + self.cold_decode_tokens + ROOM_TOKENS <= self.context
+
+    def _cold_words(self) -> str:
+        if self.sequences == 1 or self.decode_tokens >= self.cold_decode_tokens or not self.cold_fits:
+            return ""
+        return f", of {self.cold_decode_tokens} where the prompts do not stay in the prefix cache"
 
     def steps(self) -> tuple[str, ...]:
         """What will be done, in words, one line each."""
@@ -58,9 +68,25 @@ class BenchPlan:
             "send each prompt once, to fill the prefix cache",
             f"send each prompt alone, {each} or to its natural end: what does the model answer?",
             f"send one prompt in all {n} slots: do they agree?",
-            f"measure {self.repeats} x {n} {plural} x {each}",
+            f"measure {self.repeats} x {n} {plural} x {each}{self._cold_words()}",
             f"send all {n} prompts with their answers, for prose and log probabilities",
         )
+
+
+def _cold_decode(sequences: int, prompt_tokens: int, batch_tokens: int) -> int:
+    return ceil((sequences - 1) * prompt_tokens / batch_tokens) + COLD_TOKENS
+
+
+def _longest_prompt(serve: Serve, left: int) -> int:
+    """At most `left`, and short enough for the decode tokens that prompts outside the prefix cache need.
+
+    A pool that holds no more than its sequences keeps no prompt beside them: each round prefills them anew.
+    """
+    if serve.sequences == 1:
+        return left
+    cold = serve.context - ROOM_TOKENS - COLD_TOKENS
+    prompt = min(left, cold * serve.max_num_batched_tokens // (serve.max_num_batched_tokens + serve.sequences - 1))
+    return prompt if prompt > 0 else left
 
 
 def plan(envelope: Envelope, repeats: int | None = None, decode_tokens: int | None = None) -> BenchPlan:
@@ -76,7 +102,7 @@ def plan(envelope: Envelope, repeats: int | None = None, decode_tokens: int | No
             f"give at least {MIN_DECODE_TOKENS}",
         )
     left = serve.context - decode - ROOM_TOKENS
-    prompt = bench.prompt_tokens or left
+    prompt = bench.prompt_tokens or _longest_prompt(serve, left)
     if prompt > left or left < 1:
         raise CouldNotRun(
             f"{envelope.name}: {prompt if bench.prompt_tokens else 'no'} prompt tokens and {decode} decode tokens "

@@ -45,17 +45,28 @@ same prompts again give a window then. A server that never decodes them together
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """repeats: what counts; observed: what the server's counters said of each; left_out: disturbed rounds before."""
+    """repeats: what counts; observed: what the server's counters said of each; left_out: rounds before that were
+    disturbed, or too short for prompts outside the prefix cache; decode_tokens: of each sequence in the last repeat."""
 
     repeats: tuple[Repeat, ...]
     observed: tuple[Observed, ...]
+    decode_tokens: int
     left_out: tuple[Repeat, ...] = ()
 
 
 def is_disturbed(repeat: Repeat) -> bool:
     """Whether a round without a window had all it takes for one: cached prompts, enough tokens of every sequence."""
-    enough = all(t.points and t.tokens > MIN_TOKENS for t in repeat.timelines)
-    return isinstance(repeat.window, Refusal) and bool(repeat.warm) and enough
+    return isinstance(repeat.window, Refusal) and bool(repeat.warm) and _has_enough(repeat)
+
+
+def is_too_short(repeat: Repeat, plan: BenchPlan) -> bool:
+    """Whether a round of `plan` has no window because its prompts were prefilled meanwhile, and a longer one may."""
+    longer = plan.decode_tokens < plan.cold_decode_tokens and plan.cold_fits
+    return isinstance(repeat.window, Refusal) and not repeat.warm and longer and _has_enough(repeat)
+
+
+def _has_enough(repeat: Repeat) -> bool:
+    return all(t.points and t.tokens > MIN_TOKENS for t in repeat.timelines)
 
 
 class Rounds:
@@ -124,29 +135,38 @@ class Rounds:
         return run_together(self._client, [request] * plan.sequences, self._progress.advance)
 
     def measure(self, made: Sequence[Prompt], sample_s: float) -> Measured:
-        """The measured repeats. A disturbed round is left out and measured again, SPARE_ROUNDS times in all."""
+        """The measured repeats. A disturbed round is left out and measured again, SPARE_ROUNDS times in all.
+
+        Where the pool does not keep the prompts, rounds become long enough for all to decode together all the same.
+        """
         plan = self._plan
         repeats: list[Repeat] = []
         observed: list[Observed] = []
         left_out: list[Repeat] = []
-        body = {**FORCED, "min_tokens": plan.decode_tokens}
-        requests = [self._request(p.text, plan.decode_tokens, body, plan.queued_tokens) for p in made]
+        disturbed = 0
         while len(repeats) < plan.repeats:
+            body = {**FORCED, "min_tokens": plan.decode_tokens}
+            requests = [self._request(p.text, plan.decode_tokens, body, plan.queued_tokens) for p in made]
             title = f"measure, repeat {len(repeats) + 1} of {plan.repeats}"
             if left_out:
-                title += f", after {len(left_out)} disturbed"
+                title += f", after {len(left_out)} left out"
             self._progress.stage(title, plan.decode_tokens * plan.sequences, "tokens")
             before = sampler.read_idle(self._client)
             with sampler.Sampler(self._client, sample_s) as samples:
                 timelines = run_together(self._client, requests, self._progress.advance)
             after = sampler.read_idle(self._client)
             repeat, seen = evaluate(plan, timelines, before, after, samples.taken)
-            if is_disturbed(repeat) and len(left_out) < SPARE_ROUNDS:
+            if is_too_short(repeat, plan):
+                left_out.append(repeat)
+                plan = replace(plan, decode_tokens=plan.cold_decode_tokens)
+                continue
+            if is_disturbed(repeat) and disturbed < SPARE_ROUNDS:
+                disturbed += 1
                 left_out.append(repeat)
                 continue
             repeats.append(repeat)
             observed.append(seen)
-        return Measured(tuple(repeats), tuple(observed), tuple(left_out))
+        return Measured(tuple(repeats), tuple(observed), plan.decode_tokens, tuple(left_out))
 
     def prose(self, made: Sequence[Prompt]) -> Prose:
         """All prompts with their answers, together, sampled, to their natural end, with log probabilities.

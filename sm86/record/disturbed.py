@@ -1,4 +1,4 @@
-"""The rounds of a benchmark that were disturbed, left out and measured again, as its record tells them. Pure."""
+"""The rounds of a benchmark that were left out and measured again, as its record tells them. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def disturbed(record: Record) -> tuple[str, ...]:
 
 
 def in_words(reasons: Sequence[str]) -> str:
-    """ "2 rounds were disturbed, left out and measured again: ...; ..."; empty for none."""
+    """ "2 rounds were left out and measured again: ...; ..."; empty for none."""
     if not reasons:
         return ""
     count = "1 round was" if len(reasons) == 1 else f"{len(reasons)} rounds were"
-    return f"{count} disturbed, left out and measured again: {'; '.join(dict.fromkeys(reasons))}"
+    return f"{count} left out and measured again: {'; '.join(dict.fromkeys(reasons))}"
 
 
 def _reason(one: object) -> str:

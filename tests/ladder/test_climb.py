@@ -201,3 +201,13 @@ def test_inert_rows_are_never_started(tmp_path: Path) -> None:
     inert = kept.state.outcomes["flashinfer-all-reduce"]
     assert inert.state == s.INERT and "no size table" in inert.text
     assert kept.state.next_key is None
+
+
+def test_with_dispatch_lines_on_a_rung_is_measured_before_the_log_must_show_them(tmp_path: Path) -> None:
+    first = RUNGS[0]
+    silent = verified(first, {"dispatch": ("not seen", "no decode batch was reported")})
+    hands = FakeHands(tmp_path, {("verify", first.key): [silent, verified(first)]})
+    assert run(fresh(), hands).state.outcomes[first.key].state == s.PASSED
+    mute = FakeHands(tmp_path, {("verify", first.key): [silent, silent]})
+    outcome = run(fresh(), mute).state.outcomes[first.key]
+    assert outcome.state == s.FAILED and outcome.cause is not None and "dispatch" in outcome.cause.text

@@ -162,3 +162,13 @@ def test_a_proof_with_a_random_checkpoint_is_held_to_its_log_probabilities() -> 
     assert judge.of_bench(bench(*both), proof) is None
     lost = judge.of_bench(bench(*both, Verdict("coherence: log probabilities", "not applicable", "none")), proof)
     assert lost is not None and lost.kind == c.INCOHERENT
+
+
+def test_before_the_first_request_a_log_need_not_show_what_decoding_writes() -> None:
+    silent = verified(RUNG, {"dispatch": ("not seen", "no decode batch was reported")})
+    assert judge.of_verify(silent, RUNG, decoded=False) is None
+    after = judge.of_verify(silent, RUNG)
+    assert after is not None and "dispatch: not seen" in after.text
+    both = verified(RUNG, {"dispatch": ("not seen", "none"), "graphs-captured": ("not seen", "no bar")})
+    for record_ in (both, verified(RUNG, {"dispatch": ("fail", "miss")})):
+        assert judge.of_verify(record_, RUNG, decoded=False) is not None

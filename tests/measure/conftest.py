@@ -36,12 +36,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def envelope_of(sequences: int = 2, decode_tokens: int = 600, repeats: int = 1, prompt_tokens: int = 400) -> Envelope:
+def envelope_of(
+    sequences: int = 2, decode_tokens: int = 600, repeats: int = 1, prompt_tokens: int = 400, context: int = CONTEXT
+) -> Envelope:
     """An envelope for the replay server."""
     smoke = load_envelope("cpu-smoke")
     return replace(
         smoke,
-        serve=replace(smoke.serve, served_model_name=MODEL, context=CONTEXT, sequences=sequences, block_size=BLOCK),
+        serve=replace(smoke.serve, served_model_name=MODEL, context=context, sequences=sequences, block_size=BLOCK),
         bench=Bench(decode_tokens, repeats, prompt_tokens),
     )
 

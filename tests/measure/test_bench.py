@@ -27,7 +27,7 @@ SEEN = 1600.0  # slow enough for the counters to be read inside the window
 def measure(behaviour: Behaviour, sequences: int = 2, **more) -> BenchResult:
     if behaviour.rate == FAST and behaviour.per_chunk == 1:
         behaviour.per_chunk = 4  # fewer events: these tests are not about time
-    envelope = envelope_of(sequences, **{k: more.pop(k) for k in ("decode_tokens", "repeats") if k in more})
+    envelope = envelope_of(sequences, **{k: more.pop(k) for k in ("decode_tokens", "repeats", "context") if k in more})
     with serving(behaviour) as replay:
         client = Client(parse_address(replay.url), None, QUICK if behaviour.fault == "hang" else PATIENT)
         result = bench.run(envelope, plan(envelope), client, salt="t", sample_s=0.02, **more)
@@ -147,7 +147,7 @@ def test_a_disturbed_round_is_measured_again_and_told():
     result = measure(Behaviour(rate=FAST, late_s={1: 0.3}, late_rounds=1), repeats=2)
     assert result.good and len(result.aggregates) == len(result.repeats) == 2 and len(result.left_out) == 1
     told = text_of(result, judge.WINDOW)
-    assert "in each of 2 repeats; 1 round was disturbed, left out and measured again: the sequences never" in told
+    assert "in each of 2 repeats; 1 round was left out and measured again: the sequences never" in told
     record = to_record(result)
     assert len(record.details["repeats"]) == 2
     (left_out,) = record.details["left_out"]
@@ -180,10 +180,26 @@ def test_one_refused_repeat_takes_the_number():
     assert bench.window_verdict(mixed.repeats).state == "fail"
 
 
-def test_a_cold_cache_is_refused_with_the_tokens_it_would_take():
-    result = measure(Behaviour(rate=FAST, cached=False), decode_tokens=176)
-    assert states(result)[judge.CACHE] == "fail"
-    assert states(result)[judge.WINDOW] == "fail"
+def test_a_pool_that_keeps_no_prompts_is_measured_with_the_tokens_that_this_takes():
+    result = measure(Behaviour(rate=FAST, cached=False), decode_tokens=176, repeats=2)
+    assert result.good and len(result.repeats) == 2 and states(result)[judge.CACHE] == "fail"
+    told = text_of(result, judge.WINDOW)
+    assert "1 round was left out and measured again: the prompts did not come from the prefix cache" in told
+    assert "need at least 257 decode tokens each to decode together; this run had 176" in told
+    assert result.plan.decode_tokens == to_record(result).details["decode_tokens"] == 257
+    assert [body["min_tokens"] for body in result_requests if body.get("ignore_eos")] == [176] * 2 + [257] * 4
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        Behaviour(rate=FAST, cached=False, ends_after={1: 60}),  # a sequence too short
+        Behaviour(rate=FAST, cached=False, context=640),  # no room for more tokens
+    ],
+)
+def test_a_longer_round_is_tried_only_where_it_can_help(behaviour):
+    result = measure(behaviour, decode_tokens=176, context=behaviour.context)
+    assert states(result)[judge.WINDOW] == "fail" and not result.left_out
     assert "need at least 257 decode tokens" in text_of(result, judge.WINDOW)
 
 
@@ -199,7 +215,7 @@ def test_the_cache_is_read_from_the_metrics_where_usage_does_not_tell():
     blind = measure(Behaviour(rate=FAST, cached_told=False, metrics=False), decode_tokens=176)
     assert states(blind)[judge.CACHE] == "not seen"
     assert states(blind)["cross-check"] == "not seen"
-    assert states(blind)[judge.WINDOW] == "fail"
+    assert blind.good and blind.plan.decode_tokens == 257, "what is not known to be cached is taken as not cached"
 
 
 def test_without_metrics_the_cross_check_is_not_seen():

@@ -86,7 +86,6 @@ def verdicts(**states: str) -> tuple[Verdict, ...]:
         (replace(RIG, vllm_version="0.25.0"), {}, "the server that answered is vLLM 0.26.0"),
         (RIG, {"full_context": False}, "not what the context leaves"),
         (RIG, {"prompt_tokens": (81_300, 77_276, 81_300, 81_300)}, "a prompt has 77276 tokens"),
-        (RIG, {"cold": True}, "prefix cache"),
         (RIG, {"verify_state": None}, "was not run"),
         (RIG, {"verify_state": "fail"}, "says fail"),
         (RIG, {"verify_state": "not seen"}, "says not seen"),
@@ -112,8 +111,14 @@ def test_what_does_not_forbid_it():
     assert compare(ENVELOPE, RIG, measured(verdicts=verdicts(**{"cross-check": "not seen"}))).verdict == WITHIN
 
 
+def test_a_pool_that_keeps_no_prompts_is_a_note_and_no_obstacle():
+    found = compare(ENVELOPE, RIG, measured(cold=True))
+    assert found.verdict == WITHIN and "the prompts were not in the prefix cache" in found.text
+
+
 def test_alone_a_cold_prompt_does_not_matter():
     one = load_envelope("sm86-262k")
+    assert "prefix cache" not in compare(ENVELOPE, RIG, measured()).text
     rates = {"prompt_tokens": (261_000,), "wanted_tokens": 261_568}
     assert compare(one, RIG, measured(59.6, 59.5, cold=True, **rates)).verdict == WITHIN
 
@@ -135,7 +140,7 @@ def test_no_number_and_nothing_published():
 
 
 def test_all_reasons_are_given_at_once():
-    found = compare(ENVELOPE, replace(RIG, gpus=()), measured(cold=True, verify_state=None))
+    found = compare(ENVELOPE, replace(RIG, gpus=()), measured(full_context=False, verify_state=None))
     assert len(found.reasons) == 3
 
 

@@ -34,6 +34,6 @@ def test_a_record_that_knows_none() -> None:
 
 
 def test_the_words_count_rounds_and_name_each_reason_once() -> None:
-    assert in_words(("late",)) == "1 round was disturbed, left out and measured again: late"
+    assert in_words(("late",)) == "1 round was left out and measured again: late"
     told = in_words(("late", "early", "late"))
-    assert told == "3 rounds were disturbed, left out and measured again: late; early"
+    assert told == "3 rounds were left out and measured again: late; early"
