@@ -26,6 +26,7 @@ from sm86.launch import (
     manifest_entries,
     overrides,
     provenance,
+    quiet,
     secret,
     spec_match,
     translate,
@@ -113,13 +114,14 @@ def _understand(options: Options, process_environment: Mapping[str, str]) -> Lau
     plugin = engine.loads_plugin(installed, values)
     setting = translate.Setting(kind, _capability(rig), plugin, str(where.traces))
     final_argv, final_values, states, changes = translate.apply(argv, values, given, setting)
+    added = quiet.added(final_argv)
     start = Start(
         envelope=packaged.name if packaged else options.envelope,
         envelope_digest=options.envelope_digest or (packaged.digest() if packaged else None),
         packaged_digest=packaged.digest() if packaged else None,
         kind=kind,
         exec_prefix=engine.exec_prefix(),
-        argv=final_argv,
+        argv=(*final_argv, *added),
         environment=final_values,
         engine=installed,
         provenance=provenance.find(where.build, values),
@@ -130,6 +132,7 @@ def _understand(options: Options, process_environment: Mapping[str, str]) -> Lau
         removed=checked.removed,
         states=states,
         changes=changes,
+        added=added,
         probe=tuple(name for name, item in given.items() if name == "SPECULATIVE_CONFIG" and item.value),
     )
     start.checks["environment"] = PASS if table is not None else "not made: vLLM's table of variables is not here"

@@ -47,6 +47,7 @@ class Start:
     removed: tuple[str, ...] = ()
     states: Mapping[str, State] = field(default_factory=dict)
     changes: Sequence[Change] = ()
+    added: tuple[str, ...] = ()
     probe: tuple[str, ...] = ()
     model_sha256: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -86,6 +87,7 @@ def entries(start: Start) -> dict[str, Value]:
         "argv": list(start.argv),
         "argv_matches_spec": _matches(start.spec_differences),
         "argv_overridden": [change.entry() for change in start.changes] or None,
+        "argv_added": list(start.added) or None,
         "environment": dict(shown),
         "environment_matches_spec": _matches(start.environment_differences),
         "environment_removed": list(start.removed) or None,

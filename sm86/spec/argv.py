@@ -11,6 +11,10 @@ MODELS_DIR = "/models"
 
 CONTAINER_PORT = 8000
 
+QUIET = "--disable-access-log-for-endpoints"
+QUIET_PATHS = "/health,/metrics"
+"""What the launcher adds to the arguments of a spec; it changes the access log alone."""
+
 
 def compilation_config(envelope: Envelope) -> dict[str, object]:
     """vLLM's compilation config for the envelope's graphs."""

@@ -19,7 +19,7 @@ from sm86.launch.command import launch
 from sm86.launch.options import parse
 from sm86.manifest import manifest_of
 from sm86.spec import envelope_names, load_envelope
-from sm86.spec.argv import serve_argv
+from sm86.spec.argv import QUIET, QUIET_PATHS, serve_argv
 from tests.launch.launch_machine import DSV4, LLAMA, ROOT, Machine, gpu_uuid
 
 KEY = "sk-0123456789abcdef"
@@ -145,6 +145,7 @@ def test_the_facts_of_the_cpu_engine(machine: Machine) -> None:
         "vllm_version": "0.28.0",
         "argv_matches_spec": "true",
         "argv_overridden": "none",
+        "argv_added": [QUIET, QUIET_PATHS],
         "kv_cache_dtype": "auto",
         "attention_backend": "none",
         "moe_backend": "none",
@@ -337,7 +338,7 @@ def test_an_envelope_of_the_users_own_takes_its_facts_from_the_arguments(rig: Ma
     done = rig.run("--envelope", "my-own", "--", *argv)
     assert done.returncode == 0, done.stderr
     said = manifest(done.stdout)
-    assert rig.dump["argv"] == said["argv"] == argv
+    assert rig.dump["argv"] == said["argv"] == [*argv, QUIET, QUIET_PATHS]
     wanted = {
         "envelope": "my-own",
         "envelope_digest": "none",

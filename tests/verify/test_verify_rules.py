@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sm86.errors import CouldNotRun
 from sm86.manifest import format_entry, format_manifest
 from sm86.spec import load_all
+from sm86.spec.argv import QUIET, QUIET_PATHS
 from sm86.verify.findings import Evidence, shown, without_secrets
 from sm86.verify.rules import RULES
 from sm86.verify.verify import verify_log
@@ -176,6 +177,14 @@ def test_vllms_own_all_reduce_is_off_only_where_peer_access_is(value, state):
     assert of(good(argv=argv, **named), "argv") == state
     if value is not None:
         assert of(good(**named), "argv") == "pass", "a server of more than two GPUs is started without it"
+
+
+def test_what_the_launcher_adds_for_a_quiet_log_is_no_difference():
+    """A log of before, whose launcher added nothing, is judged as it was."""
+    argv = claims(load_envelope(GOOD))["argv"]
+    assert verified(good(argv=[*argv, QUIET, QUIET_PATHS], argv_added=[QUIET, QUIET_PATHS])).passed
+    assert verified(good(argv=argv)).passed
+    assert of(good(argv=[*argv, QUIET, QUIET_PATHS, "--uds", "x"]), "argv") == "fail"
 
 
 def test_an_override_that_says_none_changes_nothing():

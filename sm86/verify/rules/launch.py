@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from sm86 import manifest as manifest_format
-from sm86.spec.argv import serve_argv
+from sm86.spec.argv import QUIET, serve_argv
 from sm86.verify import events as ev
 from sm86.verify.argv_text import Options, differences
 from sm86.verify.case import (
@@ -99,7 +99,7 @@ def argv(case: Case) -> Finding:
         return failed("the manifest's argv is not a list of texts", MEND_BOOT, [entry])
     overrides = case.overrides()
     spec, given = Options.of(serve_argv(case.wanted())), Options.of(entry.value)
-    ignored = {"--host", "--port", *(flag for name in overrides for flag in _OVERRIDDEN.get(name, ()))}
+    ignored = {"--host", "--port", QUIET, *(flag for name in overrides for flag in _OVERRIDDEN.get(name, ()))}
     if "SPECULATIVE_CONFIG" in overrides and overrides["SPECULATIVE_CONFIG"].value in ("none", "null"):
         ignored -= set(_OVERRIDDEN["SPECULATIVE_CONFIG"])
     if "NCCL_P2P_DISABLE" in overrides and not is_on(overrides["NCCL_P2P_DISABLE"].value):
