@@ -23,6 +23,7 @@ from sm86.trace.capture import (
     SETTLED_TOKENS,
     Profiler,
     Shape,
+    annotated_steps,
     decode_steps,
     missing_ranks,
     profiler_of,
@@ -197,7 +198,10 @@ def _analyse(
     with contextlib.suppress(CpuAlone):
         result = analyse(first)
     view = result.main if result is not None else None
-    steps = decode_steps(pieces(first, Truncation()))
+    if result is None:
+        steps = decode_steps(pieces(first, Truncation()))
+    else:
+        steps = annotated_steps(result.counts.annotations)
     mark = known.mark
     numbers: list[Number] = []
     calls = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sm86.trace.analysis import BucketRow, FileResult, ShapeRow, Spread, View
+from sm86.trace.idle import idle_of
 from sm86.trace.kernels import Bucket
 from sm86.trace.ranks import Comparison
 
@@ -51,12 +52,26 @@ def file_json(result: FileResult) -> dict[str, Any]:
         },
         "steps": view_json(result.steps) if result.steps else None,
         "graphs": view_json(result.graphs) if result.graphs else None,
+        "idle": _idle(result),
         "outside": [
             {"name": name, "bucket": bucket.key, "calls": calls, "total_us": us(time)}
             for name, bucket, calls, time in result.outside[:40]
         ],
         "outside_calls": sum(calls for _, _, calls, _ in result.outside),
         "outside_us": us(sum(time for _, _, _, time in result.outside)),
+    }
+
+
+def _idle(result: FileResult) -> dict[str, Any] | None:
+    found = idle_of(result)
+    if found is None:
+        return None
+    return {
+        "per_step_us": us(found.idle),
+        "in_graphs_us": us(found.in_graphs),
+        "launched_alone": round(found.alone, 3),
+        "host_limits": found.host,
+        "text": found.words(),
     }
 
 

@@ -106,7 +106,10 @@ def _time_in(name: str) -> int:
 
 
 def decode_steps(chunks: Iterable[bytes]) -> int:
-    """Decode steps that vLLM annotated in a trace, given as a stream: what a trace without GPU events still shows."""
+    """Decode steps that vLLM annotated in a trace without GPU events, given as a stream.
+
+    With GPU events an annotation stands once more for each stream that ran something of it: see `annotated_steps`.
+    """
     count, rest = 0, b""
     for chunk in chunks:
         text, end = rest + chunk, 0
@@ -115,6 +118,11 @@ def decode_steps(chunks: Iterable[bytes]) -> int:
         # a name that the chunk's end cuts in two is found when the next one has come
         rest = text[max(end, len(text) - LONGEST_NAME) :]
     return count
+
+
+def annotated_steps(annotations: Mapping[str, int]) -> int:
+    """Decode steps among counted annotations of the host's own thread, whether their kernels are whole or not."""
+    return sum(count for name, count in annotations.items() if _DECODE.match(b'"' + name.encode()))
 
 
 def missing_ranks(files: Mapping[int, str], ranks: int) -> tuple[int, ...]:

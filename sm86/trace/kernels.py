@@ -116,7 +116,7 @@ _RULES: tuple[tuple[Kind, str], ...] = (
     (Kind.MOE_EXPERTS, r"moe_wna16|fused_moe|moe_sum|marlin_moe|moe_gemm|moe_unpermute|fused_marlin_moe|matmul_ogs"),
     (
         Kind.INDEXER,
-        r"indexer|mqa_logits|persistent_topk|cooperative_topk|filteredtopk|topkperrow|compute_global_topk",
+        r"indexer|mqa_logits|persistent_topk|cooperative_topk|filteredtopk|topkperrow|compute_global_topk|key_index",
     ),
     (Kind.HCA, r"c128a"),
     (

@@ -7,6 +7,7 @@ from typing import IO, TYPE_CHECKING, Any
 from sm86.trace.analysis import FileResult, View
 from sm86.trace.as_json import title_of
 from sm86.trace.diff import Diff
+from sm86.trace.idle import idle_of
 from sm86.trace.kernels import Bucket, short_name
 from sm86.trace.ranks import Comparison
 
@@ -109,6 +110,9 @@ def _view_lines(view: View, result: FileResult, tpot_ms: float | None) -> list[s
         f"per {view.unit} (median): sum {ms(view.sum.median)} ms, busy {ms(view.busy.median)} ms, "
         f"span {ms(view.span.median)} ms ({ms(view.span.low)}-{ms(view.span.high)}), idle inside {ms(idle)} ms"
     )
+    found = idle_of(result)
+    if found is not None and view.unit == "step" and found.host:
+        lines.append(found.words())
     if tpot_ms:
         ratio = view.span.median / 1e6 / tpot_ms
         lines.append(

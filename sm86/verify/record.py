@@ -57,8 +57,8 @@ def report_to_record(report: Report, envelope: Envelope, started: datetime, seco
 def _mark(report: Report, envelope: Envelope) -> str:
     if not envelope.uses_gpu:
         return "CPU"
-    # the plugin says so when it was made to run on GPUs that are no SM86
-    return "emulated" if report.plugin.get("forced") in (True, "true") else ""
+    # the plugin says so when it was made to run on GPUs that are no SM86: real GPUs, and nothing is emulated
+    return "other GPU" if report.plugin.get("forced") in (True, "true") else ""
 
 
 def _gpus(value: object) -> tuple[Mapping[str, Any], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,17 @@ def test_the_table_says_what_was_lost_where() -> None:
     assert lost and "launch 0: 2x" in text and "failed: no memory" in text and lines[-1] == "kernels were lost"
     assert cupti.table({"busy": [{**facts, "lost": []}]})[0][-1] == "nothing was lost"
     assert cupti.table({"busy": [{"failed": "x"}]})[0][-1] == "nothing was measured"
+
+
+def test_the_run_on_a_gpu_lost_nothing_and_one_condition_was_not_run() -> None:
+    document = json.loads((Path(__file__).parent / "data" / "cupti-h200.json").read_text())
+    ran = {name: runs[0] for name, runs in document["runs"].items() if "failed" not in runs[0]}
+    assert sorted(ran) == ["again", "busy", "idle-0", "idle-10"] and set(document["runs"]) - set(ran) == {"warmed"}
+    for run in ran.values():
+        assert (run["gpu"], run["torch"], run["launches"]) == ("NVIDIA H200", "2.11.0+cu130", document["replays"])
+    lines, lost = cupti.table(document["runs"])
+    assert not lost and lines[-1] == "nothing was lost"
+    assert any("left out: the budget" in line for line in lines)
 
 
 def test_without_a_gpu_it_says_so_and_measures_nothing() -> None:

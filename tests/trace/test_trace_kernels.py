@@ -39,6 +39,7 @@ NAMES = {
     "_fused_kv_compress_norm_rope_insert_indexer_attn": Kind.INDEXER,
     "indexer_decode_kernel": Kind.INDEXER,
     "indexer_query_kernel": Kind.INDEXER,
+    "key_index_kernel": Kind.INDEXER,
     "_save_partial_states_kernel": Kind.COMPRESSOR,
     "_fused_kv_compress_norm_rope_insert_sparse_attn": Kind.COMPRESSOR,
     "compress_kernel": Kind.COMPRESSOR,

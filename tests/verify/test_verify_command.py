@@ -202,7 +202,7 @@ def test_a_plugin_that_was_forced_onto_other_gpus_marks_the_record():
     envelope = load_envelope(GOOD)
     log = good() + "(Worker_TP0 pid=4301) [sm86] backend forced=true\n"
     record = report_to_record(verify_log(envelope, [log.encode()]), envelope, datetime(2026, 1, 2, tzinfo=UTC), 0.25)
-    assert record.conditions.mark == "emulated"
+    assert record.conditions.mark == "other GPU"
 
 
 def test_importing_the_command_is_cheap():
