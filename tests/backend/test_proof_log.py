@@ -1,7 +1,9 @@
-"""A real server's log, judged: made on an H200 told to be SM86, a random 8-layer checkpoint, 20,000 tokens and more.
+"""Real servers' logs, judged: made on H200s told to be SM86, a random 8-layer checkpoint.
 
-Of its 20,529 dispatch lines the first and last forty are kept; paths are those of the image. Each mutation is an
-honest one: the log as it would read if that one thing had gone wrong.
+`sm86-proof.log` is of the launcher alone, 20,000 tokens and more; `sm86-proof-up.log` is of `invoke up --engine local`
+with a benchmark, a trace and single questions. Of their 20,529 and 3,066 dispatch lines the first and last forty are
+kept (of the second log no access lines of questions); paths are those of the image. Each mutation is an honest one:
+the log as it would read if that one thing had gone wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from sm86.spec import load_envelope
 from sm86.verify.verify import verify_log
 
 DATA = Path(__file__).parent / "data"
-LOG = (DATA / "sm86-proof.log").read_bytes().decode()
+LOGS = {name: (DATA / f"{name}.log").read_bytes().decode() for name in ("sm86-proof", "sm86-proof-up")}
+LOG = LOGS["sm86-proof"]
 
 
 def judged(text: str) -> dict[str, str]:
@@ -25,8 +28,9 @@ def judged(text: str) -> dict[str, str]:
     return {finding.rule: finding.state for finding in report.findings}
 
 
-def test_the_log_passes_every_rule() -> None:
-    states = judged(LOG)
+@pytest.mark.parametrize("log", LOGS)
+def test_the_log_passes_every_rule(log: str) -> None:
+    states = judged(LOGS[log])
     assert len(states) == 19 and set(states.values()) == {"pass"}, states
 
 
@@ -96,10 +100,11 @@ MUTATIONS: dict[str, tuple[str, Callable[[str], str]]] = {
 }
 
 
+@pytest.mark.parametrize("log", LOGS)
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_an_honest_mutation_fails(name: str) -> None:
+def test_an_honest_mutation_fails(name: str, log: str) -> None:
     rule, change = MUTATIONS[name]
-    states = judged(change(LOG))
+    states = judged(change(LOGS[log]))
     assert states[rule] in ("fail", "not seen"), states
 
 
@@ -115,8 +120,9 @@ def test_the_command_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture
     assert verify("sm86-proof-tp2", str(DATA / "sm86-proof.log"), results=tmp_path) == 1
 
 
-def test_what_the_plugin_said() -> None:
-    lines = [re.sub(r"^\(\w+ pid=\d+\) ", "", line) for line in LOG.split("\n")]
+@pytest.mark.parametrize("log", LOGS)
+def test_what_the_plugin_said(log: str) -> None:
+    lines = [re.sub(r"^\(\w+ pid=\d+\) ", "", line) for line in LOGS[log].split("\n")]
     said = {entry.key: entry.value for entry in map(parse_line, lines) if getattr(entry, "section", "") == "backend"}
     assert said["active"] == "true" and said["forced"] == "true" and said["vllm"] == "0.26.0"
     assert said["attention_backend"] == "FLASHINFER_MLA_SPARSE_DSV4"
@@ -124,6 +130,11 @@ def test_what_the_plugin_said() -> None:
     assert isinstance(said["hooks"], list) and "routed-experts" in said["hooks"]
     manifest = manifest_of(lines)
     assert manifest is not None and manifest["attention_backend"] == "FLASHINFER_MLA_SPARSE_DSV4"
+
+
+def test_the_newer_log_is_of_a_build_with_plain_rope_and_a_checked_checkpoint() -> None:
+    assert "[sm86] backend window_rope=plain" in LOGS["sm86-proof-up"]
+    assert "[sm86] backend checkpoint_tensors=1486" in LOGS["sm86-proof-up"]
 
 
 def test_the_two_gpu_envelope_is_valid_too() -> None:
