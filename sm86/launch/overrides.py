@@ -263,8 +263,8 @@ _BACKEND_NAMES = (
     "SM86_TEST_SHARE_GPU",
     "SM86_TEST_WITHOUT_HOOKS",
 )
-"""Read by the vLLM plugin in the engine's processes (docs/backend.md); SM86_TEST_DEVICE by the backend's tests, in whose
-shell a server may be started too."""
+"""Read by the vLLM plugin in the engine's processes (docs/backend.md); SM86_TEST_DEVICE by the backend's tests, in
+whose shell a server may be started too."""
 
 KNOWN_SM86_NAMES: frozenset[str] = frozenset((*BY_NAME, *SETTINGS, *_HOST_NAMES, *_BACKEND_NAMES))
 
