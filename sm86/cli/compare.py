@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sm86.compare import numbers
@@ -14,6 +15,7 @@ from sm86.files import read_regular
 from sm86.json_text import parse as parse_json
 from sm86.record import Record, load
 from sm86.record.schema import SCHEMA, from_json
+from sm86.report.marks import mark_of
 from sm86.report.sound import fault
 
 MOST_FILES = 20_000
@@ -122,11 +124,12 @@ def _record(file: Path) -> Source | None:
 
 
 def _sound(record: Record, file: Path) -> Record:
-    """The record, if its parts are of the types that a comparison counts on."""
+    """The record, if its parts are of the types that a comparison counts on; marked by its GPUs where they tell."""
     wrong = fault(record)
     if wrong:
         raise CouldNotRun(f"{file} is damaged: {wrong}", "run the measurement again")
-    return record
+    conditions = record.conditions
+    return replace(record, conditions=replace(conditions, mark=mark_of(conditions)))
 
 
 def _few(texts: Sequence[str]) -> list[str]:

@@ -198,10 +198,7 @@ def _analyse(
     with contextlib.suppress(CpuAlone):
         result = analyse(first)
     view = result.main if result is not None else None
-    if result is None:
-        steps = decode_steps(pieces(first, Truncation()))
-    else:
-        steps = annotated_steps(result.counts.annotations)
+    steps = decode_steps(pieces(first, Truncation())) if result is None else annotated_steps(result.counts.annotations)
     mark = known.mark
     numbers: list[Number] = []
     calls = None

@@ -96,7 +96,8 @@ def _count(side: Conditions) -> str:
 
 
 def _mapping(kind: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], absent: str = "") -> list[Pairing]:
-    return [(f"{kind} {name}", ours.get(name, absent), theirs.get(name, absent)) for name in (*ours, *theirs)]
+    names = dict.fromkeys((*ours, *theirs))
+    return [(f"{kind} {name}", ours.get(name, absent), theirs.get(name, absent)) for name in names]
 
 
 def _disturbed(before: Record, after: Record) -> list[Pairing]:

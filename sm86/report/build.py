@@ -6,7 +6,8 @@ from datetime import datetime
 
 from sm86.report.charts import amount
 from sm86.report.document import Block, Document, Inline, Prose, Ref, Section, Tile, Tiles
-from sm86.report.gather import Gathered, Machine
+from sm86.report.gather import Entry, Gathered, Machine
+from sm86.report.marks import numbers_called
 from sm86.report.publish import summary
 from sm86.report.sections.measured import aggregate, curve, envelopes, is_good, passed, shape
 from sm86.report.sections.others import PARTS, others
@@ -43,14 +44,8 @@ def _glance(gathered: Gathered) -> Section:
                 continue
             note: Inline = (shape(gathered, entry), ", ", Ref(entry.number))
             tiles.append(Tile(name, amount(number.value, number.unit), number.unit, note, machine.mark))
-    verified = [e for m in gathered.machines for n in m.envelopes() if (e := m.latest("verify", n))]
+    tiles += _proofs(gathered)
     blocks: list[Block] = []
-    if verified:
-        right = [entry for entry in verified if passed(entry.record)]
-        refs: list[str | Ref] = []
-        for entry in verified[:8]:
-            refs += [" ", Ref(entry.number)]
-        tiles.append(Tile("logs that prove their envelope", f"{len(right)} of {len(verified)}", "", tuple(refs)))
     if tiles:
         blocks.append(Tiles(tuple(tiles[:12])))
     if len(gathered.machines) > 1:
@@ -63,10 +58,27 @@ def _glance(gathered: Gathered) -> Section:
     return Section("glance", "At a glance", 1, tuple(blocks))
 
 
+def _proofs(gathered: Gathered) -> list[Tile]:
+    """How many logs prove their envelope, counted apart for rigs and for each kind of other machine."""
+    by_mark: dict[str, list[Entry]] = {}
+    for machine in gathered.machines:
+        found = [entry for name in machine.envelopes() if (entry := machine.latest("verify", name))]
+        if found:
+            by_mark.setdefault(machine.mark, []).extend(found)
+    tiles = []
+    for mark, verified in by_mark.items():
+        right = sum(passed(entry.record) for entry in verified)
+        refs: list[str | Ref] = []
+        for entry in verified[:8]:
+            refs += [" ", Ref(entry.number)]
+        tiles.append(Tile("logs that prove their envelope", f"{right} of {len(verified)}", "", tuple(refs), mark))
+    return tiles
+
+
 def _machine(gathered: Gathered, machine: Machine) -> list[Section]:
     head: list[Block] = []
     if machine.mark:
-        text = f"The numbers of this part are {machine.mark} numbers. None is compared with a published one."
+        text = f"The numbers of this part are {numbers_called(machine.mark)}. None is compared with a published one."
         head.append(Prose((text, *marked(machine.mark)), "note"))
     sections = [Section(machine.key, machine.name, 1, tuple(head), machine.mark)]
     sections += [envelopes(gathered, machine)]

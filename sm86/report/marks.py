@@ -27,6 +27,11 @@ def mark_of(conditions: Conditions) -> str:
     return ""
 
 
+def numbers_called(mark: str) -> str:
+    """The mark in a sentence: "CPU numbers", "numbers of another GPU than an SM86"."""
+    return "numbers of another GPU than an SM86" if mark == OTHER_GPU else f"{mark} numbers"
+
+
 def is_sm86(gpu: Mapping[str, Any]) -> bool:
     """False only where the capability or the name says that it is another one."""
     capability, name = gpu.get("compute_capability"), gpu.get("name")

@@ -10,8 +10,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from sm86.record import Conditions, Number, Record, Verdict
 
 LEAST_NAME = 3
 """A shorter name would be found inside ordinary words."""
@@ -20,6 +22,12 @@ COMMON = frozenset(
     ("root", "localhost", "user", "admin", "nobody", "none", "unknown", "linux", "docker", "local", "ubuntu", "debian")
 )
 """Names that tell nothing about anyone."""
+
+FORMAT = frozenset(one.name for made in (Record, Conditions, Number, Verdict) for one in fields(made)) | {
+    "schema",
+    "version",
+}
+"""Keys of every record. A user that is called like one ("host") must not break it, and the word names nobody."""
 
 NAME_FIELDS = dict.fromkeys(("hostname", "host_name", "node", "nodename", "fqdn"), "host")
 NAME_FIELDS |= dict.fromkeys(("user", "username", "user_name", "login", "owner"), "user")
@@ -79,7 +87,7 @@ class Redactor:
         """Take a name out wherever it stands; kind "host", "user" or "name". Names that tell nothing are left, unless
         a person asked for them."""
         text = str(name).strip()
-        if (text and asked) or (len(text) >= LEAST_NAME and text.lower() not in COMMON and not text.isdigit()):
+        if (text and asked) or (len(text) >= LEAST_NAME and text.lower() not in COMMON | FORMAT and not text.isdigit()):
             self.names.setdefault(text.lower(), kind)
             self._names_re = None
 
@@ -108,7 +116,10 @@ class Redactor:
     def values(self, value: Any, key: str = "") -> Any:
         """JSON values of the same shape without what is private; keys that name a secret or a serial lose theirs."""
         if isinstance(value, Mapping):
-            return {self.text(str(name)): self.values(item, str(name).lower()) for name, item in value.items()}
+            return {
+                str(name) if name in FORMAT else self.text(str(name)): self.values(item, str(name).lower())
+                for name, item in value.items()
+            }
         if isinstance(value, (list, tuple)):
             return [self.values(item, key) for item in value]
         if value in (None, "", True, False):

@@ -160,3 +160,20 @@ def test_twice_is_once(pieces: list[str]) -> None:
     guard = redactor([{"hostname": "rig7.cellar.lan", "user": "gundula"}])
     once = guard.text("".join(pieces))
     assert guard.text(once) == once
+
+
+@pytest.mark.parametrize("name", ["host", "model", "driver", "verdicts", "seconds"])
+def test_a_user_called_like_a_field_of_records_does_not_break_them(name: str, tmp_path: Path) -> None:
+    record = made_up.record("doctor", "sm86-64k", 1, details={"process": {"user": name, "pid": 7}})
+    save(record, tmp_path / "records")
+    assert report([str(tmp_path / "records")], str(tmp_path / "out"), redact=True, png=False) == 0
+    said = (tmp_path / "out" / "report.md").read_text()
+    assert "process / user: [user 1]" in said.replace("\\", "") and "were not read" not in said
+
+
+def test_hiding_a_word_of_the_format_leaves_records_readable(tmp_path: Path) -> None:
+    save(
+        made_up.record("verify", "sm86-64k", 1, verdicts=(Verdict("argv", "pass", "of a host"),)), tmp_path / "records"
+    )
+    assert report([str(tmp_path / "records")], str(tmp_path / "out"), redact=True, hide=["host"], png=False) == 0
+    assert "of a [name 1]" in (tmp_path / "out" / "report.md").read_text().replace("\\", "")

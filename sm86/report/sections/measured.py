@@ -14,6 +14,7 @@ from sm86.record.disturbed import disturbed
 from sm86.report.charts import RATE, Bar, Bars, Line, Lines, amount
 from sm86.report.document import Block, Code, Column, Figure, Inline, Prose, Ref, Section, State, Strong, Table
 from sm86.report.gather import Entry, Gathered, Machine
+from sm86.report.marks import numbers_called
 from sm86.report.sections.parts import clipped, marked, span_of, when
 
 AGGREGATE = "decode aggregate"
@@ -40,6 +41,17 @@ def is_good(record: Record) -> bool:
     shown = "pass" in (states.get(GATES[1]), states.get(GATES[3]))
     gates = all(states.get(gate) in ("pass", "not applicable") for gate in GATES)
     return aggregate(record) is not None and shown and gates
+
+
+def coherence(record: Record) -> str:
+    """What the checks of the text say, whether or not a number was measured: a state of a check."""
+    states = {verdict.name: verdict.state for verdict in record.verdicts}
+    found = [states.get(gate, "not seen") for gate in GATES[1:]]
+    if "fail" in found:
+        return "fail"
+    # numbers instead of NaN are no proof of a text: that is in the text itself or in known answers
+    shown = (found[0], found[2])
+    return "pass" if "pass" in shown else "not seen" if "not seen" in shown else "not applicable"
 
 
 def part(record: Record, *path: str) -> Any:
@@ -76,6 +88,7 @@ def envelopes(gathered: Gathered, machine: Machine) -> Section:
         blocks.append(_table(gathered, machine, newest, beside))
         if (figure := _bars(machine, newest)) is not None:
             blocks.append(figure)
+        blocks += _without(newest)
         blocks += _reasons(machine, newest)
     ran = dict.fromkeys(e.envelope for e in machine.entries if e.kind in ("boot", "verify", "demo"))
     without = [name for name in ran if name not in {entry.envelope for entry in newest}]
@@ -110,7 +123,7 @@ def _table(gathered: Gathered, machine: Machine, newest: list[Entry], beside: bo
         if beside:
             row.append((amount(known["aggregate_tok_s"], RATE),) if known else ("not comparable",))
             row.append((compared(machine, entry),))
-        row.append((State("pass" if is_good(record) else "fail"),))
+        row.append((State(coherence(record)),))
         row += [_log(machine, entry), (Ref(entry.number),)]
         rows.append(tuple(row))
     return Table(tuple(titles), tuple(rows))
@@ -183,10 +196,22 @@ def _bars(machine: Machine, newest: list[Entry]) -> Figure | None:
     return Figure(f"{machine.key}-decode", chart, (caption,))
 
 
+def _without(newest: list[Entry]) -> list[Block]:
+    """Why a benchmark gave no number."""
+    blocks: list[Block] = []
+    for entry in newest:
+        why = next((v.text for v in entry.record.verdicts if v.name == GATES[0] and v.state == "fail"), "")
+        if why and aggregate(entry.record) is None:
+            words = clipped(why.removeprefix("no number: "))
+            said = (Code(clipped(entry.envelope, 80)), " ", Ref(entry.number), f": no number, as {words}.")
+            blocks.append(Prose(said, "bad"))
+    return blocks
+
+
 def _reasons(machine: Machine, newest: list[Entry]) -> list[Block]:
     """Why a number stands alone, and what the benchmark notes of a comparison; the same words once for all."""
     if machine.mark:
-        text = f"These are {machine.mark} numbers. They are compared with nothing that was published."
+        text = f"These are {numbers_called(machine.mark)}. They are compared with nothing that was published."
         return [Prose((text,), "note")]
     said: dict[str, list[Entry]] = {}
     for entry in newest:

@@ -23,6 +23,7 @@ from sm86.report.sections.parts import (
     when,
 )
 from sm86.report.sections.plans import plan
+from sm86.report.sections.rig_check import rig_check
 from sm86.report.sections.traces import trace
 
 PARTS = (
@@ -35,7 +36,7 @@ PARTS = (
 )
 SHOWN_APART = ("boot", "verify", "bench", "demo")
 
-BUILDERS = {"plan": plan, "trace": trace, "comm": comm, "ladder": ladder}
+BUILDERS = {"plan": plan, "trace": trace, "comm": comm, "ladder": ladder, "doctor": rig_check}
 
 
 def others(gathered: Gathered, machine: Machine) -> list[Section]:

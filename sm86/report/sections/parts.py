@@ -166,6 +166,9 @@ def plain(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(v, int) for v in value):
+        # a version, such as a compute capability or the driver's CUDA
+        return ".".join(map(str, value))
     if isinstance(value, (int, float)):
         return amount(value) if isinstance(value, float) else f"{value}"
     return clipped(value)

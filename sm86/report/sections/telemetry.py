@@ -12,6 +12,14 @@ from sm86.report.sections.parts import clipped, readable
 
 DRAWN = (("power_w", "Power", "W"), ("sm_clock_mhz", "SM clock", "MHz"), ("temperature_c", "Temperature", "°C"))
 MOST_GPUS = 16
+TITLES = {
+    "sm_clock_mhz": "SM clock, MHz",
+    "mem_clock_mhz": "memory clock, MHz",
+    "busy_percent": "busy, %",
+    "tx_mb_s": "sent, MB/s",
+    "rx_mb_s": "received, MB/s",
+    "link_gen": "link generation",
+}
 
 
 def telemetry(machine: Machine, entry: Entry, seen: Mapping[str, Any]) -> list[Block]:
@@ -29,12 +37,18 @@ def telemetry(machine: Machine, entry: Entry, seen: Mapping[str, Any]) -> list[B
     if notes and limits:
         inner.append(Prose((f"{'; '.join(notes)}.",), "note"))
     samples = f"{seen.get('samples', '?')} samples, {seen.get('in_window', '?')} in the counted windows"
-    return [*blocks, Fold((f"Telemetry of {len(seen['gpus'])} GPUs: {samples}",), tuple(inner))]
+    count = len(seen["gpus"])
+    title = f"Telemetry of {count} GPU{'s' * (count != 1)}: {samples}"
+    return [*blocks, Fold((title,), tuple(inner))]
 
 
 def _table(gpus: Any) -> Table:
     names = list(dict.fromkeys(name for gpu in gpus for name in gpu.get("statistics") or {}))
-    titles = [Column("GPU"), *(Column(readable(name), True) for name in names), Column("held back by")]
+    titles = [
+        Column("GPU"),
+        *(Column(TITLES.get(name) or readable(name), True) for name in names),
+        Column("held back by"),
+    ]
     rows = []
     for index, gpu in enumerate(gpus[:MOST_GPUS]):
         statistics = gpu.get("statistics") or {}

@@ -5,6 +5,7 @@ Reads the JSON answer of the trace reader: files with `steps` or `graphs`, each 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,12 +23,13 @@ def trace(machine: Machine, entry: Entry, key: str) -> Section:
     blocks: list[Block] = []
     if record.verdicts:
         blocks.append(verdict_table(record.verdicts))
-    if record.numbers:
-        blocks.append(numbers_table(entry, record.numbers, machine.mark))
     answer = record.details.get("trace") or record.details
     # a capture keeps one rank's file, the reader's answer has a list of them
     given = [answer] if "graphs" in answer or "steps" in answer else answer.get("files") or ()
     files = [file for file in given if isinstance(file, Mapping)]
+    if record.numbers and not any(file.get("steps") or file.get("graphs") for file in files):
+        # the table of the file has the same numbers, with their calls
+        blocks.append(numbers_table(entry, record.numbers, machine.mark))
     for index, file in enumerate(files[:MAX_FILES]):
         blocks += _file(machine, entry, file, index, key)
     if len(files) > MAX_FILES:
@@ -58,6 +60,9 @@ def _file(machine: Machine, entry: Entry, file: Mapping[str, Any], index: int, k
     )
     layers = ", ".join(f"{count} {kind}" for kind, count in (view.get("layers") or {}).items())
     blocks: list[Block] = [Prose((words, f" Layers found: {layers}." if layers else "", *marked(machine.mark)))]
+    idle = file.get("idle")
+    if isinstance(idle, Mapping) and idle.get("text"):
+        blocks.append(Prose((f"{_sentence(clipped(idle['text']))} ", Ref(entry.number)), "note"))
     if index == 0 and buckets:
         bars = tuple(Bar(clipped(b["title"], 40), b["per_unit_us"] / 1000) for b in buckets if b["share"] >= 0.0005)
         chart = Bars(f"Time of a {unit} by kind of kernel", "ms", bars, machine.mark)
@@ -66,9 +71,9 @@ def _file(machine: Machine, entry: Entry, file: Mapping[str, Any], index: int, k
         (
             (clipped(bucket["title"], 60),),
             (plain(float(bucket["calls_per_unit"])),),
-            (Strong(amount(bucket["per_unit_us"] / 1000)), " ms"),
+            (Strong(amount(bucket["per_unit_us"] / 1000)), " ms", *marked(machine.mark)),
             (f"{100 * bucket['share']:.1f} %",),
-            (clipped((bucket.get("names") or [{"name": ""}])[0]["name"], 70),),
+            (_kernel((bucket.get("names") or [{"name": ""}])[0]["name"]),),
         )
         for bucket in buckets
     ]
@@ -79,3 +84,13 @@ def _file(machine: Machine, entry: Entry, file: Mapping[str, Any], index: int, k
     if said:
         blocks.append(Prose((f"Left out: {', '.join(said)}.",), "note"))
     return blocks
+
+
+def _kernel(name: object) -> str:
+    """A kernel's name without return type, template and call arguments: they fill a page and tell nothing apart."""
+    text = clipped(name, 400).replace("(anonymous namespace)::", "").removeprefix("void ")
+    return clipped(re.split(r"[<(]", text, maxsplit=1)[0].strip() or text, 70)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
