@@ -185,6 +185,8 @@ def _refuse_wishes(request: Request) -> None:
         )
     if request.cubin and request.target != "gpu":
         raise CouldNotRun("--cubin is for the gpu image", "leave it out, or build --target gpu")
+    if request.variant != VARIANTS[0] and request.target != "gpu":
+        raise CouldNotRun("--variant is for the gpu image", "leave it out, or build --target gpu")
     if request.wheels and request.target != "cpu":
         raise CouldNotRun(
             "--wheels is for the cpu image, whose torch is not on the usual index", "leave it out, or --target cpu"

@@ -32,6 +32,8 @@ from sm86.image.names import OFFICIAL_BASE
 from sm86.spec.load import load_pins
 
 RESOLVE_S = 900
+MAX_LOCK_BYTES = 4 << 20
+"""The longest lock has 21 kB; what is a hundred times that is no lock, and is not read into memory."""
 BASE = "base"
 _WRITTEN = {"cpu-torch": torch_cpu_lock, "native-source": vllm_source_lock}
 """Locks of one file each whose hashes are constants: the resolver is not asked."""
@@ -110,7 +112,7 @@ def _read(path: Path) -> str:
 def _bytes(path: Path) -> bytes:
     """The contents, none for a file that is not there."""
     try:
-        return read_regular(path)
+        return read_regular(path, MAX_LOCK_BYTES)
     except FileNotFoundError:
         return b""
     except OSError as error:

@@ -279,6 +279,7 @@ def test_what_is_there_of_another_build_saves_no_space(engine, monkeypatch):
     ("wishes", "what"),
     [
         ({"target": "cpu", "cubin": True}, "--cubin is for the gpu image"),
+        ({"target": "cpu", "variant": "wheel"}, "--variant is for the gpu image"),
         ({"target": "gpu", "wheels": "/tmp"}, "--wheels is for the cpu image"),
         ({"target": "cpu", "image": "Bad Name"}, "'Bad Name' is no name for an image"),
     ],

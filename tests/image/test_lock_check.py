@@ -183,3 +183,27 @@ def test_the_command_checks_and_plans_without_a_network(clone, capsys):
     assert cli.lock(("tools",), dry_run=True) == 0
     assert capsys.readouterr().out == "would write tools\n"
     assert not (clone / LOCKS_DIR / "model.txt").exists()
+
+
+def test_a_check_of_one_lock_judges_that_one(clone, capsys):
+    (clone / LOCKS_DIR / "model.txt").unlink()
+    assert cli.lock(("tools",), check=True) == 0
+    assert capsys.readouterr().out == "of the pins, and as it was written\n"
+    assert cli.lock(("model",), check=True) == 1
+    assert "model.txt is missing" in capsys.readouterr().out
+    with pytest.raises(CouldNotRun, match="there is no lock 'nope'"):
+        cli.lock(("nope",), check=True)
+
+
+@pytest.mark.parametrize("name", ["tools.txt", SUMS_FILE])
+def test_a_file_far_too_large_is_not_read_whole(clone, name):
+    os.truncate(clone / LOCKS_DIR / name, 64 << 30)  # sparse: it has no bytes on the disk
+    with pytest.raises(CouldNotRun, match=rf"cannot read .*{name}: it is larger than"):
+        host.check_locks(clone)
+
+
+def test_what_a_damaged_lock_holds_moves_no_terminal(clone, capsys):
+    (clone / LOCKS_DIR / "tools.txt").write_bytes(b"\x1b[2Ja==1\n\x1b[2Ja==1\n")
+    assert cli.lock(check=True) == 1
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed and r"names \x1b[2Ja twice" in printed
