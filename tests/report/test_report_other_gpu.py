@@ -110,12 +110,20 @@ def test_the_trace_is_told_once_with_short_names_and_who_limits(text: str) -> No
 
 def test_telemetry_has_names_that_a_person_reads(text: str) -> None:
     assert "Telemetry of 1 GPU: 12 samples" in text
+    # a range only where there is one
+    assert "| 1,980 | 3,201 | 253.8 (214.2 to 305.6) |" in text
     assert "| GPU | SM clock, MHz | memory clock, MHz |" in text and "received, MB/s" in text and "busy, %" in text
 
 
 def test_the_rig_check_shows_what_is_wrong_first_and_once(text: str) -> None:
     part = text.split("### Rig check")[1].split("### Not measured")[0]
-    assert part.index("`gpu-model`") < part.index("In order: 27") < part.index("`gpu-count`")
+    assert (
+        part.index("`gpu-model`")
+        < part.index("`compose`")
+        < part.index("`ecc`")
+        < part.index("In order: 27")
+        < part.index("`gpu-count`")
+    )
     assert part.count("`gpu-model`") == 1 and "facts / facts" not in part and "findings" not in part
 
 

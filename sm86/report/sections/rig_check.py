@@ -20,7 +20,9 @@ def rig_check(machine: Machine, entry: Entry, key: str) -> Section:
     blocks: list[Block] = [
         Prose((f"{when(record.started)}, {record.seconds:.1f} s: {counts_of(record.verdicts)}. ", Ref(entry.number)))
     ]
-    wrong = [verdict for verdict in record.verdicts if verdict.state not in IN_ORDER]
+    wrong = sorted(
+        (verdict for verdict in record.verdicts if verdict.state not in IN_ORDER), key=lambda v: v.state != "fail"
+    )
     right = [verdict for verdict in record.verdicts if verdict.state in IN_ORDER]
     if wrong:
         blocks.append(verdict_table(wrong))

@@ -55,11 +55,18 @@ def _table(gpus: Any) -> Table:
         row: list[Inline] = [(clipped(gpu.get("name") or f"GPU {index}", 40),)]
         for name in names:
             low, middle, high = statistics.get(name) or (0.0, None, 0.0)
-            row.append(("" if middle is None else f"{amount(middle)} ({amount(low)} to {amount(high)})",))
+            row.append((_ranged(low, middle, high),))
         reasons = [f"{clipped(words, 40)} {100 * share:.0f} %" for words, share in (gpu.get("reasons") or {}).items()]
         row.append((", ".join(reasons) or "nothing",))
         rows.append(tuple(row))
     return Table(tuple(titles), tuple(rows))
+
+
+def _ranged(low: float, middle: float | None, high: float) -> str:
+    """The median with its range, where there is one: a page has room for ten such columns only if they are short."""
+    if middle is None:
+        return ""
+    return amount(middle) if amount(low) == amount(high) else f"{amount(middle)} ({amount(low)} to {amount(high)})"
 
 
 def _figures(machine: Machine, entry: Entry, series: Mapping[str, Any]) -> list[Figure]:
