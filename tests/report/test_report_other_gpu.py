@@ -80,6 +80,8 @@ def test_nothing_published_stands_beside_it(text: str) -> None:
 def test_a_benchmark_without_a_number_says_why_and_does_not_blame_the_text(text: str) -> None:
     row = next(line for line in text.splitlines() if line.startswith("| `sm86-proof` | 4 x 32,768 |"))
     assert "no number" in row and "not applicable" in row and "fail" not in row
+    assert "Checks of the measurement: 5 pass, 1 fail, 3 not applicable, 1 warn" in text
+    assert "| **fail** | `window` |" in text and "| warn | `prefix cache` |" in text
     assert "no number, as repeat 1: the prompts did not come from the prefix cache" in text
 
 
