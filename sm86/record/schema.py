@@ -24,8 +24,8 @@ STATES = ("pass", "fail", "not seen", "not applicable")
 class Conditions:
     """What a number depends on. A fact that could not be had is None, never a guess.
 
-    engine: "cuda" or "cpu"; mark: "" for a real rig, else how its numbers must be called ("CPU", "emulated");
-    gpus: one mapping per GPU (uuid, name, clocks in MHz, power limit in W); overrides: per-run settings.
+    engine: "cuda" or "cpu"; mark: "" for a real rig, else how its numbers must be called ("CPU", "emulated",
+    "other GPU"); gpus: one mapping per GPU (uuid, name, clocks in MHz, power limit in W); overrides: per-run settings.
     """
 
     engine: str
