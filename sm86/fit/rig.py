@@ -58,8 +58,9 @@ class PlanRig:
         Raises CouldNotRun where there are fewer GPUs.
         """
         if ranks > self.count:
+            has = "1 GPU" if self.count == 1 else f"{self.count} GPUs"
             raise CouldNotRun(
-                f"{self.title} has {self.count} GPU(s), tensor parallel {ranks} needs {ranks}",
+                f"{self.title} has {has}, tensor parallel {ranks} needs {ranks}",
                 "plan for fewer ranks (--tensor-parallel), or for a rig that has them",
             )
         return sorted(self.gpus, key=lambda gpu: -gpu.free)[ranks - 1]

@@ -1,7 +1,7 @@
 """From what came back to verdicts: is the text coherent, were the known answers given, do the slots agree. Pure.
 
-Every check has four states. `WARNS` names the checks whose failing is a warning: the number was measured and
-the text is coherent, but a person should know.
+Every check has four states. A failing check that is none of GATES is a warning: the number was measured and the text is
+coherent, but a person should know.
 """
 
 from __future__ import annotations

@@ -347,7 +347,8 @@ def _usual(gpus: Sequence[_Gpu]) -> str:
     if traffic is not None:
         words.append(f"{traffic:.0f} MB/s received")
     told = "" if any(gpu.reasons for gpu in gpus) else "; the driver does not say what keeps clocks down"
-    return f"nothing held the {len(gpus)} GPU(s) back: {', '.join(words)}{told}"
+    all_of_them = "the GPU" if len(gpus) == 1 else f"the {len(gpus)} GPUs"
+    return f"nothing held {all_of_them} back: {', '.join(words)}{told}"
 
 
 def _series(taken: Sequence[Mapping[str, Any]], count: int, origin: float) -> dict[str, Any]:

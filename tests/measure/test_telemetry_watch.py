@@ -55,7 +55,7 @@ def seen(watcher: Watcher, spans: Sequence[tuple[float, float]] | None = None) -
 def test_steady_gpus(watch) -> None:
     found = seen(watch("steady"))
     assert found.state == t.SEEN and found.limits == () and found.verdict().state == "pass"
-    assert "nothing held the 2 GPU(s) back" in found.text and "1800 MHz of 2100" in found.text
+    assert "nothing held the 2 GPUs back" in found.text and "1800 MHz of 2100" in found.text
     gpu = found.gpus[0]
     assert gpu["statistics"]["power_w"] == [290.0, 290.0, 290.0]
     assert gpu["statistics"]["rx_mb_s"][1] == pytest.approx(6144, abs=1)
