@@ -13,7 +13,7 @@ VERSION = 1
 
 
 def lock(names: tuple[str, ...] = (), check: bool = False, dry_run: bool = False, json: bool = False) -> int:
-    """Write or check the locks (all, or these names); exit code 1 with `check` when one is not of the pins or was altered.
+    """Write or check the locks (all, or these names); exit code 1 with `check` when one is not of the pins, or altered.
 
     Raises CouldNotRun (exit 2): no uv, an unknown name, no package index, or pins that do not go together.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +37,11 @@ def write_folder(out: Path, files: Mapping[str, str | bytes]) -> Written:
     is its changer's. Raises CouldNotRun where something cannot be written, or would be written over a file that no
     report wrote; nothing is removed then.
     """
+    _require_folder(out)
     before = _read(out)
     new = {name: _digest(data.encode("utf-8") if isinstance(data, str) else data) for name, data in files.items()}
     for name in new:
-        if (out / name).is_file() and not _is(out / name, [*before.get(name, ()), *new[name]]):
+        if os.path.lexists(out / name) and not _is(out / name, [*before.get(name, ()), *new[name]]):
             raise CouldNotRun(
                 f"{out / name} is no report's, or was changed since, and would be written over",
                 "move it away, or give another folder (--out)",
@@ -56,6 +58,15 @@ def write_folder(out: Path, files: Mapping[str, str | bytes]) -> Written:
                 removed.append(out / name)
     _save(out, new)
     return Written(tuple(out / name for name in files), tuple(removed), _foreign(out, files))
+
+
+def _require_folder(out: Path) -> None:
+    """Raise CouldNotRun where something else has the folder's name, or its list's, before anything is written."""
+    if os.path.lexists(out) and not out.is_dir():
+        what = "a link to nothing" if not out.exists() else "no folder"
+        raise CouldNotRun(f"{out} is {what}, and a report is a folder", "move it away, or give another folder (--out)")
+    if (out / MANIFEST).exists() and not (out / MANIFEST).is_file():
+        raise CouldNotRun(f"{out / MANIFEST} is no file", "move it away, or give another folder (--out)")
 
 
 def _foreign(out: Path, files: Mapping[str, str | bytes]) -> tuple[Path, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -123,3 +124,24 @@ def test_after_an_interruption_the_next_report_knows_its_files(tmp_path: Path, m
     monkeypatch.setattr(folder, "write_atomic", real)
     written = write_folder(tmp_path, {"report.md": "3"})
     assert {path.name for path in written.removed} == {"a.png", "b.png", "c.png"} and written.foreign == ()
+
+
+IN_THE_WAY = [
+    *((name, "FIFO") for name in ("", "report.md", "report.html", MANIFEST)),
+    *((name, "folder") for name in ("report.md", "report.html", MANIFEST)),
+    *((name, "dangling link") for name in ("", "report.md", "report.html")),
+    *((name, "file") for name in ("", "report.md", "report.html")),
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), IN_THE_WAY)
+def test_what_is_in_the_way_is_told_before_anything_is_written(tmp_path: Path, name: str, kind: str) -> None:
+    out = tmp_path / "out"
+    place = out / name
+    place.parent.mkdir(exist_ok=True)
+    make = {"folder": place.mkdir, "FIFO": lambda: os.mkfifo(place), "file": lambda: place.write_text("mine")}
+    make.get(kind, lambda: place.symlink_to("nothing"))()
+    with pytest.raises(CouldNotRun) as caught:
+        cli.report([str(DATA)], out)
+    assert str(place) in caught.value.what and "--out" in caught.value.mend
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", *([name] if name else [])]
