@@ -20,7 +20,7 @@ from sm86.measure.rounds import Rounds
 from sm86.measure.telemetry import NO_GPU, NOT_TAKEN, Source, Telemetry, summarise
 from sm86.measure.window import Refusal
 from sm86.record import Conditions, Verdict
-from sm86.record.disturbed import in_words
+from sm86.record.disturbed import SHORTER, in_words
 from sm86.spec.envelope import Envelope
 
 
@@ -127,7 +127,7 @@ def _seen(envelope: Envelope, source: Source | None, repeats: Sequence[Repeat], 
 
 def window_verdict(repeats: Sequence[Repeat], left_out: Sequence[Repeat] = ()) -> Verdict:
     """Pass only if every repeat has a steady window; it names the rounds that were left out and measured again."""
-    again = in_words([repeat.window.reason for repeat in left_out if isinstance(repeat.window, Refusal)])
+    again = in_words([r.window.reason if isinstance(r.window, Refusal) else SHORTER for r in left_out])
     told = f"; {again}" if again else ""
     reasons = [
         f"repeat {number}: {repeat.window.reason}"

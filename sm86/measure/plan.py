@@ -15,6 +15,9 @@ ROOM_TOKENS = 64
 MIN_DECODE_TOKENS = MIN_TOKENS + 32
 """The window needs MIN_TOKENS of every sequence, and sequences never start and end at the same token."""
 
+MIN_PROMPT_TOKENS = 256
+"""The facts that are asked about and some prose around them."""
+
 PROSE_TOKENS = 224
 COLD_TOKENS = 256
 WARM_SHARE = 0.8
@@ -103,11 +106,12 @@ def plan(envelope: Envelope, repeats: int | None = None, decode_tokens: int | No
         )
     left = serve.context - decode - ROOM_TOKENS
     prompt = bench.prompt_tokens or _longest_prompt(serve, left)
-    if prompt > left or left < 1:
+    least = bench.prompt_tokens or MIN_PROMPT_TOKENS
+    if prompt > left or prompt < least:
         raise CouldNotRun(
-            f"{envelope.name}: {prompt if bench.prompt_tokens else 'no'} prompt tokens and {decode} decode tokens "
+            f"{envelope.name}: {least} prompt tokens and {decode} decode tokens "
             f"do not fit the context of {serve.context}",
-            f"give at most {max(serve.context - ROOM_TOKENS - max(bench.prompt_tokens, 256), 0)} decode tokens",
+            f"give at most {max(serve.context - ROOM_TOKENS - least, 0)} decode tokens",
         )
     return BenchPlan(
         envelope=envelope.name,

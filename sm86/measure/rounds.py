@@ -46,7 +46,7 @@ same prompts again give a window then. A server that never decodes them together
 @dataclass(frozen=True, slots=True)
 class Measured:
     """repeats: what counts; observed: what the server's counters said of each; left_out: rounds before that were
-    disturbed, or too short for prompts outside the prefix cache; decode_tokens: of each sequence in the last repeat."""
+    disturbed, or too short for prompts outside the prefix cache; decode_tokens: of each sequence in every repeat."""
 
     repeats: tuple[Repeat, ...]
     observed: tuple[Observed, ...]
@@ -157,7 +157,9 @@ class Rounds:
             after = sampler.read_idle(self._client)
             repeat, seen = evaluate(plan, timelines, before, after, samples.taken)
             if is_too_short(repeat, plan):
-                left_out.append(repeat)
+                # all that counts is equally long, so what was measured before goes as well
+                left_out += [*repeats, repeat]
+                repeats, observed = [], []
                 plan = replace(plan, decode_tokens=plan.cold_decode_tokens)
                 continue
             if is_disturbed(repeat) and disturbed < SPARE_ROUNDS:

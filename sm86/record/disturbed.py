@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from sm86.record.schema import Record
 
 NO_REASON = "no reason is on record"
+SHORTER = "it was shorter than those that count"
 
 
 def disturbed(record: Record) -> tuple[str, ...]:
@@ -27,5 +28,7 @@ def in_words(reasons: Sequence[str]) -> str:
 
 def _reason(one: object) -> str:
     window = one.get("window") if isinstance(one, Mapping) else None
+    if isinstance(window, Mapping) and window and "refused" not in window:
+        return SHORTER
     reason = window.get("refused") if isinstance(window, Mapping) else None
     return reason if isinstance(reason, str) and reason.strip() else NO_REASON

@@ -43,6 +43,7 @@ class Behaviour:
     chat: bool = False
     reasoning_tokens: int = 0
     cached: bool = True
+    warm_rounds: int = 1_000_000  # prompts stay in the cache for so many measured rounds, the first ones
     cached_told: bool = True
     logprobs: Any = -0.5
     alone_logprob: Any = -0.01
@@ -218,7 +219,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        cached = (prompt_tokens - 1) // BLOCK * BLOCK if b.cached and phase != "prime" else 0
+        kept = b.cached and phase != "prime"
+        if measured:
+            kept = kept and len(replay.sent.get((phase, sequence), ())) < b.warm_rounds
+        cached = (prompt_tokens - 1) // BLOCK * BLOCK if kept else 0
         with replay.lock:
             replay.running += 1
             replay.hits += cached

@@ -14,6 +14,7 @@ from sm86.measure.plan import plan
 from sm86.measure.result import BenchResult, conditions_for, to_record
 from sm86.measure.window import Window
 from sm86.record import Conditions
+from sm86.record.disturbed import disturbed, in_words
 from sm86.record.schema import from_json
 from tests.measure.conftest import PATIENT, QUICK, envelope_of
 from tests.measure.replay import MODEL, Behaviour, sent_rate, serving
@@ -188,6 +189,15 @@ def test_a_pool_that_keeps_no_prompts_is_measured_with_the_tokens_that_this_take
     assert "need at least 257 decode tokens each to decode together; this run had 176" in told
     assert result.plan.decode_tokens == to_record(result).details["decode_tokens"] == 257
     assert [body["min_tokens"] for body in result_requests if body.get("ignore_eos")] == [176] * 2 + [257] * 4
+
+
+def test_what_counts_is_equally_long_where_the_prompts_leave_the_cache_in_between():
+    result = measure(Behaviour(rate=FAST, warm_rounds=1), decode_tokens=176, repeats=2)
+    assert result.good and len(result.repeats) == 2 and len(result.left_out) == 2
+    assert {t.tokens for repeat in result.repeats for t in repeat.timelines} == {257}
+    told = text_of(result, judge.WINDOW)
+    assert "2 rounds were left out and measured again: it was shorter than those that count; the prompts did" in told
+    assert in_words(disturbed(to_record(result))) in told
 
 
 @pytest.mark.parametrize(

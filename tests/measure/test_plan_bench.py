@@ -56,6 +56,7 @@ def test_arguments_replace_the_envelopes_numbers():
         (-1, None, "repeats"),
         (None, 159, "159 decode tokens are too few"),
         (None, 70_000, "do not fit"),
+        (None, 65_536 - 64 - 255, "256 prompt tokens and 65217 decode tokens do not fit"),
     ],
 )
 def test_impossible_plans_are_refused(repeats, tokens, what):
