@@ -160,7 +160,7 @@ class TestBadInput:
 
     def test_a_folder_that_takes_nothing(self, results: Path, tmp_path: Path) -> None:
         (tmp_path / "out").write_text("a file")
-        with pytest.raises(CouldNotRun, match="cannot write"):
+        with pytest.raises(CouldNotRun, match="is no folder, and a report is a folder"):
             make(results)
 
     def test_hide_needs_redact(self, results: Path) -> None:
