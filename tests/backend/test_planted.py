@@ -240,7 +240,7 @@ def test_what_the_budget_leaves_out_is_no_finding(clone: Path, capsys: pytest.Ca
         return inner(argv, folder, env, limit_s)
 
     # 7 s each: the unchanged source's two commands and the first fault's, then one more build
-    assert planted.planted(faults("one", "three"), 1, budget, run, clone, clone / "out.json") == 0
+    assert planted.planted(faults("one", "three"), 1, budget, run, clone, clone / "out.json") == 2
     got = json.loads((clone / "out.json").read_text())
     assert [outcome["state"] for outcome in got["outcomes"]] == [FOUND, NOT_RUN]
     assert "no-three: not run; left out: the budget of 30 s was spent" in capsys.readouterr().out

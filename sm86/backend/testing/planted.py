@@ -7,7 +7,7 @@ tests are copied, the fault is planted in the copy, its library is built by the 
 tests run against it: several faults at once on one GPU. The unchanged sources go the same way first, and must pass.
 
 A fault is found when a test fails, when the tests' process dies, or when they hang (four times as long as the unchanged
-source needed, at least a minute). Exit code 0: every fault that ran was found; 1: one was not; 2: could not run.
+source needed, at least a minute). Exit code 0: every fault was found; 1: one was not; 2: one was not judged or run.
 """
 
 from __future__ import annotations
@@ -261,11 +261,11 @@ class Trial:
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
-    """1 if a fault was not found; else 2 if one could not be judged or none ran; else 0. Pure."""
+    """1 if a fault was not found; else 2 if one could not be judged, was not run or none was asked for; else 0. Pure."""
     counts = Counter(outcome.state for outcome in outcomes)
     if counts[NOT_FOUND]:
         return EXIT_FINDING
-    return EXIT_COULD_NOT_RUN if counts[NO_BUILD] or counts[BROKEN] or not counts[FOUND] else EXIT_OK
+    return EXIT_OK if counts[FOUND] and counts[FOUND] == len(outcomes) else EXIT_COULD_NOT_RUN
 
 
 def document(outcomes: Sequence[Outcome], asked: int, unchanged: str, seconds: float) -> str:
