@@ -261,7 +261,7 @@ class Trial:
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
-    """1 if a fault was not found; else 2 if one could not be judged, was not run or none was asked for; else 0. Pure."""
+    """1 if a fault was not found; else 2 if one was not judged or run, or none was asked for; else 0. Pure."""
     counts = Counter(outcome.state for outcome in outcomes)
     if counts[NOT_FOUND]:
         return EXIT_FINDING
