@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm86.record import Conditions, Record
-from sm86.record.disturbed import disturbed
+from sm86.record.left_out import reasons_left_out
 
 WORDS = {
     "image_id": "image",
@@ -68,7 +68,7 @@ def differences(before: Record, after: Record) -> tuple[Difference, ...]:
     found += _mapping("override", ours.overrides, theirs.overrides, absent="not set")
     found += _mapping("host's", ours.host, theirs.host)
     found += [(words, before.details.get(name), after.details.get(name)) for name, words in DETAILS.items()]
-    found += _disturbed(before, after)
+    found += _left_out_rounds(before, after)
     found += _seen(before, after)
     return tuple(Difference(name, _text(one), _text(other)) for name, one, other in found if _text(one) != _text(other))
 
@@ -100,8 +100,8 @@ def _mapping(kind: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], abse
     return [(f"{kind} {name}", ours.get(name, absent), theirs.get(name, absent)) for name in names]
 
 
-def _disturbed(before: Record, after: Record) -> list[Pairing]:
-    one, two = len(disturbed(before)), len(disturbed(after))
+def _left_out_rounds(before: Record, after: Record) -> list[Pairing]:
+    one, two = len(reasons_left_out(before)), len(reasons_left_out(after))
     return [("rounds measured again", one, two)] if one or two else []
 
 

@@ -11,7 +11,7 @@ from sm86.compare.conditions import Difference, differences
 from sm86.compare.numbers import Change, changes
 from sm86.errors import CouldNotRun
 from sm86.record import Record
-from sm86.record.disturbed import disturbed, in_words
+from sm86.record.left_out import in_words, reasons_left_out
 
 GATES = ("window", "coherence: text", "coherence: log probabilities", "coherence: known answers")
 """Verdicts without which a benchmark is no measurement."""
@@ -103,7 +103,7 @@ def compare(before: Source, after: Source) -> Pair:
     if before.path == after.path:
         notes.append("both are the same file")
     for which, record in (("first", one), ("second", two)):
-        if again := in_words(disturbed(record)):
+        if again := in_words(reasons_left_out(record)):
             notes.append(f"of the {which}, {again}")
     return Pair(
         before,

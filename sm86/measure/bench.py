@@ -20,7 +20,7 @@ from sm86.measure.rounds import Rounds
 from sm86.measure.telemetry import NO_GPU, NOT_TAKEN, Source, Telemetry, summarise
 from sm86.measure.window import Refusal
 from sm86.record import Conditions, Verdict
-from sm86.record.disturbed import SHORTER, in_words
+from sm86.record.left_out import SHORTER, in_words
 from sm86.spec.envelope import Envelope
 
 

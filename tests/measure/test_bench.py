@@ -14,7 +14,7 @@ from sm86.measure.plan import plan
 from sm86.measure.result import BenchResult, conditions_for, to_record
 from sm86.measure.window import Window
 from sm86.record import Conditions
-from sm86.record.disturbed import disturbed, in_words
+from sm86.record.left_out import in_words, reasons_left_out
 from sm86.record.schema import from_json
 from tests.measure.conftest import PATIENT, QUICK, envelope_of
 from tests.measure.replay import MODEL, Behaviour, sent_rate, serving
@@ -197,7 +197,7 @@ def test_what_counts_is_equally_long_where_the_prompts_leave_the_cache_in_betwee
     assert {t.tokens for repeat in result.repeats for t in repeat.timelines} == {257}
     told = text_of(result, judge.WINDOW)
     assert "2 rounds were left out and measured again: it was shorter than those that count; the prompts did" in told
-    assert in_words(disturbed(to_record(result))) in told
+    assert in_words(reasons_left_out(to_record(result))) in told
 
 
 @pytest.mark.parametrize(

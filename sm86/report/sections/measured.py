@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sm86.record import Number, Record
-from sm86.record.disturbed import disturbed
+from sm86.record.left_out import reasons_left_out
 from sm86.report.charts import RATE, Bar, Bars, Line, Lines, amount
 from sm86.report.document import Block, Code, Column, Figure, Inline, Prose, Ref, Section, State, Strong, Table
 from sm86.report.gather import Entry, Gathered, Machine
@@ -130,7 +130,7 @@ def _table(gathered: Gathered, machine: Machine, newest: list[Entry], beside: bo
 
 
 def _repeats(record: Record, number: Number | None) -> str:
-    again = len(disturbed(record))
+    again = len(reasons_left_out(record))
     told = (span_of(number.repeats, RATE) if number else "", f"{again} left out" if again else "")
     return "; ".join(text for text in told if text)
 

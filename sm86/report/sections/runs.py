@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sm86.record.disturbed import disturbed, in_words
+from sm86.record.left_out import in_words, reasons_left_out
 from sm86.report.charts import Line, Lines, Stack, Stacks
 from sm86.report.document import Block, Figure, Fold, Inline, Listing, Prose, Ref, Section, Strong
 from sm86.report.gather import Entry, Gathered, Machine
@@ -128,7 +128,7 @@ def _bench(machine: Machine, entry: Entry) -> list[Block]:
     blocks: list[Block] = [_heading("Decode", entry, word)]
     if record.numbers:
         blocks.append(numbers_table(entry, record.numbers, machine.mark))
-    if again := in_words(disturbed(record)):
+    if again := in_words(reasons_left_out(record)):
         blocks.append(Prose((f"{clipped(again)}.",), "note"))
     if (figure := _timeline(machine, entry)) is not None:
         blocks.append(figure)

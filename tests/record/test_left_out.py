@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sm86.record.disturbed import NO_REASON, SHORTER, disturbed, in_words
+from sm86.record.left_out import NO_REASON, SHORTER, in_words, reasons_left_out
 from tests.record.test_record import RECORD
 
 
@@ -26,11 +26,11 @@ from tests.record.test_record import RECORD
     ],
 )
 def test_every_round_has_its_reason(left_out: Any, reasons: tuple[str, ...]) -> None:
-    assert disturbed(replace(RECORD, details={"left_out": left_out})) == reasons
+    assert reasons_left_out(replace(RECORD, details={"left_out": left_out})) == reasons
 
 
 def test_a_record_that_knows_none() -> None:
-    assert disturbed(RECORD) == () and in_words(()) == ""
+    assert reasons_left_out(RECORD) == () and in_words(()) == ""
 
 
 def test_the_words_count_rounds_and_name_each_reason_once() -> None:

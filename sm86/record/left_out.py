@@ -10,7 +10,7 @@ NO_REASON = "no reason is on record"
 SHORTER = "it was shorter than those that count"
 
 
-def disturbed(record: Record) -> tuple[str, ...]:
+def reasons_left_out(record: Record) -> tuple[str, ...]:
     """Why each of them had no window, in their order; empty where there was none, or the record knows none."""
     rounds = record.details.get("left_out")
     if not isinstance(rounds, Sequence) or isinstance(rounds, str):
